@@ -1,0 +1,1 @@
+"""The contracts, and the stubs generated from them."""

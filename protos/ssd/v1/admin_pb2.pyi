@@ -1,0 +1,114 @@
+from protos.ssd.v1 import types_pb2 as _types_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class PeerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PEER_STATE_UNSPECIFIED: _ClassVar[PeerState]
+    PEER_STATE_CONNECTING: _ClassVar[PeerState]
+    PEER_STATE_READY: _ClassVar[PeerState]
+    PEER_STATE_LOST: _ClassVar[PeerState]
+    PEER_STATE_INCOMPATIBLE: _ClassVar[PeerState]
+PEER_STATE_UNSPECIFIED: PeerState
+PEER_STATE_CONNECTING: PeerState
+PEER_STATE_READY: PeerState
+PEER_STATE_LOST: PeerState
+PEER_STATE_INCOMPATIBLE: PeerState
+
+class Peer(_message.Message):
+    __slots__ = ("address", "state", "detail", "epoch", "model", "load", "rtt_ms")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    RTT_MS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    state: PeerState
+    detail: str
+    epoch: int
+    model: _types_pb2.ModelInfo
+    load: _types_pb2.EngineLoad
+    rtt_ms: float
+    def __init__(self, address: _Optional[str] = ..., state: _Optional[_Union[PeerState, str]] = ..., detail: _Optional[str] = ..., epoch: _Optional[int] = ..., model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., load: _Optional[_Union[_types_pb2.EngineLoad, _Mapping]] = ..., rtt_ms: _Optional[float] = ...) -> None: ...
+
+class GetServerInfoRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetServerInfoResponse(_message.Message):
+    __slots__ = ("version", "epoch", "uptime_s", "targets", "drafts")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    epoch: int
+    uptime_s: float
+    targets: _containers.RepeatedCompositeFieldContainer[Peer]
+    drafts: _containers.RepeatedCompositeFieldContainer[Peer]
+    def __init__(self, version: _Optional[str] = ..., epoch: _Optional[int] = ..., uptime_s: _Optional[float] = ..., targets: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., drafts: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
+
+class GetLoadRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetLoadResponse(_message.Message):
+    __slots__ = ("running", "waiting", "prompt_tokens", "target", "draft", "acceptance", "hit_rate", "stale_drops", "cached_tables", "degraded")
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    HIT_RATE_FIELD_NUMBER: _ClassVar[int]
+    STALE_DROPS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TABLES_FIELD_NUMBER: _ClassVar[int]
+    DEGRADED_FIELD_NUMBER: _ClassVar[int]
+    running: int
+    waiting: int
+    prompt_tokens: int
+    target: _types_pb2.EngineLoad
+    draft: _types_pb2.EngineLoad
+    acceptance: float
+    hit_rate: float
+    stale_drops: int
+    cached_tables: int
+    degraded: bool
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., target: _Optional[_Union[_types_pb2.EngineLoad, _Mapping]] = ..., draft: _Optional[_Union[_types_pb2.EngineLoad, _Mapping]] = ..., acceptance: _Optional[float] = ..., hit_rate: _Optional[float] = ..., stale_drops: _Optional[int] = ..., cached_tables: _Optional[int] = ..., degraded: bool = ...) -> None: ...
+
+class InspectSpeculationRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class InspectSpeculationResponse(_message.Message):
+    __slots__ = ("sequence", "committed_len", "mode", "drafting", "tables", "proposals", "rounds", "hits", "misses")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_LEN_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    DRAFTING_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    PROPOSALS_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    MISSES_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    committed_len: int
+    mode: _types_pb2.Mode
+    drafting: bool
+    tables: _containers.RepeatedCompositeFieldContainer[_types_pb2.OutcomeTable]
+    proposals: _containers.RepeatedCompositeFieldContainer[_types_pb2.Proposal]
+    rounds: int
+    hits: int
+    misses: int
+    def __init__(self, sequence: _Optional[int] = ..., committed_len: _Optional[int] = ..., mode: _Optional[_Union[_types_pb2.Mode, str]] = ..., drafting: bool = ..., tables: _Optional[_Iterable[_Union[_types_pb2.OutcomeTable, _Mapping]]] = ..., proposals: _Optional[_Iterable[_Union[_types_pb2.Proposal, _Mapping]]] = ..., rounds: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,110 @@
+from protos.ssd.v1 import types_pb2 as _types_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DraftServiceServeRequest(_message.Message):
+    __slots__ = ("hello", "opens", "advances", "resyncs", "closes", "ping")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    OPENS_FIELD_NUMBER: _ClassVar[int]
+    ADVANCES_FIELD_NUMBER: _ClassVar[int]
+    RESYNCS_FIELD_NUMBER: _ClassVar[int]
+    CLOSES_FIELD_NUMBER: _ClassVar[int]
+    PING_FIELD_NUMBER: _ClassVar[int]
+    hello: _types_pb2.Hello
+    opens: _containers.RepeatedCompositeFieldContainer[DraftOpen]
+    advances: _containers.RepeatedCompositeFieldContainer[Advance]
+    resyncs: _containers.RepeatedCompositeFieldContainer[Resync]
+    closes: _containers.RepeatedScalarFieldContainer[int]
+    ping: _types_pb2.Ping
+    def __init__(self, hello: _Optional[_Union[_types_pb2.Hello, _Mapping]] = ..., opens: _Optional[_Iterable[_Union[DraftOpen, _Mapping]]] = ..., advances: _Optional[_Iterable[_Union[Advance, _Mapping]]] = ..., resyncs: _Optional[_Iterable[_Union[Resync, _Mapping]]] = ..., closes: _Optional[_Iterable[int]] = ..., ping: _Optional[_Union[_types_pb2.Ping, _Mapping]] = ...) -> None: ...
+
+class DraftServiceServeResponse(_message.Message):
+    __slots__ = ("welcome", "tables", "proposals", "need_resync", "refused", "closed", "pong")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    PROPOSALS_FIELD_NUMBER: _ClassVar[int]
+    NEED_RESYNC_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
+    PONG_FIELD_NUMBER: _ClassVar[int]
+    welcome: _types_pb2.Welcome
+    tables: _containers.RepeatedCompositeFieldContainer[_types_pb2.OutcomeTable]
+    proposals: _containers.RepeatedCompositeFieldContainer[_types_pb2.Proposal]
+    need_resync: _containers.RepeatedCompositeFieldContainer[NeedResync]
+    refused: _containers.RepeatedCompositeFieldContainer[_types_pb2.Refused]
+    closed: _containers.RepeatedScalarFieldContainer[int]
+    pong: _types_pb2.Pong
+    def __init__(self, welcome: _Optional[_Union[_types_pb2.Welcome, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[_types_pb2.OutcomeTable, _Mapping]]] = ..., proposals: _Optional[_Iterable[_Union[_types_pb2.Proposal, _Mapping]]] = ..., need_resync: _Optional[_Iterable[_Union[NeedResync, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[_types_pb2.Refused, _Mapping]]] = ..., closed: _Optional[_Iterable[int]] = ..., pong: _Optional[_Union[_types_pb2.Pong, _Mapping]] = ...) -> None: ...
+
+class DraftOpen(_message.Message):
+    __slots__ = ("sequence", "ids", "prompt_len", "sampling", "limits", "mode", "k", "fan_out", "need_proposal")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    K_FIELD_NUMBER: _ClassVar[int]
+    FAN_OUT_FIELD_NUMBER: _ClassVar[int]
+    NEED_PROPOSAL_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    prompt_len: int
+    sampling: _types_pb2.SamplingParameters
+    limits: _types_pb2.TokenLimits
+    mode: _types_pb2.Mode
+    k: int
+    fan_out: int
+    need_proposal: bool
+    def __init__(self, sequence: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParameters, _Mapping]] = ..., limits: _Optional[_Union[_types_pb2.TokenLimits, _Mapping]] = ..., mode: _Optional[_Union[_types_pb2.Mode, str]] = ..., k: _Optional[int] = ..., fan_out: _Optional[int] = ..., need_proposal: bool = ...) -> None: ...
+
+class Advance(_message.Message):
+    __slots__ = ("sequence", "base_len", "ids", "need_proposal", "next_depth")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    BASE_LEN_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    NEED_PROPOSAL_FIELD_NUMBER: _ClassVar[int]
+    NEXT_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    base_len: int
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    need_proposal: bool
+    next_depth: int
+    def __init__(self, sequence: _Optional[int] = ..., base_len: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., need_proposal: bool = ..., next_depth: _Optional[int] = ...) -> None: ...
+
+class Resync(_message.Message):
+    __slots__ = ("sequence", "ids", "need_proposal")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    NEED_PROPOSAL_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    need_proposal: bool
+    def __init__(self, sequence: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., need_proposal: bool = ...) -> None: ...
+
+class NeedResync(_message.Message):
+    __slots__ = ("sequence", "have_len")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    HAVE_LEN_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    have_len: int
+    def __init__(self, sequence: _Optional[int] = ..., have_len: _Optional[int] = ...) -> None: ...
+
+class DraftServiceGetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DraftServiceGetStatusResponse(_message.Message):
+    __slots__ = ("epoch", "model", "load")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    model: _types_pb2.ModelInfo
+    load: _types_pb2.EngineLoad
+    def __init__(self, epoch: _Optional[int] = ..., model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., load: _Optional[_Union[_types_pb2.EngineLoad, _Mapping]] = ...) -> None: ...
