@@ -1,0 +1,246 @@
+"""The one configuration tree: frozen dataclasses, defaults written once, checked when built.
+
+Every value can come from a TOML file (tables `[router]`, `[target]`, `[target.engine]`, …), from the environment
+(`SSD_ROUTER_LISTEN`, `SSD_TARGET_ENGINE_THREADS`, …; lists are comma-separated) and from the command line, the later winning.
+"""
+
+import dataclasses
+import math
+import os
+import tomllib
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ssd.errors import FieldError
+
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+MODES = ("ar", "sd", "ssd")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What target and draft processes share: one model on one device with a paged KV cache."""
+
+    device: str = "cpu"
+    dtype: str = "auto"  # auto: bfloat16 where the device multiplies it fast, else float32
+    deterministic: bool = False  # results do not depend on batch composition, bit for bit; costs speed
+    threads: int = 0  # torch threads; 0 = torch's own choice
+    block_size: int = 16  # tokens per KV block
+    kv_tokens: int = 16384  # KV room in all, tokens
+    max_sequences: int = 64  # sequences held at once, running and waiting
+    token_budget: int = 512  # most tokens (prefill chunks and verification rows) in one step
+    max_context: int = 0  # longest prompt + output, tokens; 0 = the model's own limit
+
+    def __post_init__(self) -> None:
+        _one_of("dtype", self.dtype, DTYPES)
+        _at_least("threads", self.threads, 0)
+        _at_least("block_size", self.block_size, 1)
+        _at_least("kv_tokens", self.kv_tokens, self.block_size)
+        _at_least("max_sequences", self.max_sequences, 1)
+        _at_least("token_budget", self.token_budget, 1)
+        _at_least("max_context", self.max_context, 0)
+
+
+@dataclass(frozen=True)
+class TargetConfig:
+    """One target process."""
+
+    listen: str = "127.0.0.1:50052"
+    model: str = "smollm2-135m"  # a built-in name, a Hugging Face directory or a GGUF file
+    max_k: int = 16  # longest proposal verified
+    proposal_wait_s: float = 0.25  # longest a row waits for a proposal after a miss, seconds
+    drain_s: float = 5.0  # how long live streams may go on after SIGTERM, seconds
+    engine: EngineConfig = field(default_factory=EngineConfig)
+
+    def __post_init__(self) -> None:
+        _address("listen", self.listen)
+        _at_least("max_k", self.max_k, 1)
+        _positive("proposal_wait_s", self.proposal_wait_s)
+        _positive("drain_s", self.drain_s)
+
+
+@dataclass(frozen=True)
+class DraftConfig:
+    """One draft process."""
+
+    listen: str = "127.0.0.1:50053"
+    model: str = "smollm2-135m-draft"
+    target_model: str = "smollm2-135m"  # gives embedding, head and tokenizer to a draft that does not carry its own
+    max_k: int = 16
+    max_branches: int = 64  # most branches of one outcome table
+    drain_s: float = 5.0
+    engine: EngineConfig = field(default_factory=EngineConfig)
+
+    def __post_init__(self) -> None:
+        _address("listen", self.listen)
+        _at_least("max_k", self.max_k, 1)
+        _at_least("max_branches", self.max_branches, 1)
+        _positive("drain_s", self.drain_s)
+
+
+@dataclass(frozen=True)
+class RouterConfig:
+    """One router process."""
+
+    listen: str = "127.0.0.1:50051"
+    model: str = "smollm2-135m"  # whose tokenizer and chat template are used
+    model_name: str = ""  # the name clients use; empty = the last part of `model`
+    targets: tuple[str, ...] = ("127.0.0.1:50052",)
+    drafts: tuple[str, ...] = ("127.0.0.1:50053",)
+    mode: str = "ssd"  # for requests that name none
+    k: int = 4
+    fan_out: int = 3
+    max_fan_out: int = 16
+    max_tokens: int = 512  # output limit of requests that set none
+    max_live: int = 64  # requests admitted at once; more are RESOURCE_EXHAUSTED
+    max_live_tokens: int = 262_144  # prompt + output limits of admitted requests, summed
+    stream_buffer: int = 1024  # messages a client may be behind before its request is aborted
+    stream_stall_s: float = 30.0  # longest a client may leave a full buffer unread
+    heartbeat_s: float = 0.5  # between pings to a peer
+    peer_timeout_s: float = 5.0  # a peer silent for this long is lost
+    target_wait_s: float = 10.0  # longest a live request waits for a target to come (back)
+    drain_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        _address("listen", self.listen)
+        if not self.targets:
+            raise FieldError("targets", "at least one target address is needed")
+        for address in self.targets:
+            _address("targets", address)
+        for address in self.drafts:
+            _address("drafts", address)
+        _one_of("mode", self.mode, MODES)
+        for name in ("k", "fan_out", "max_fan_out", "max_tokens", "max_live", "max_live_tokens", "stream_buffer"):
+            _at_least(name, getattr(self, name), 1)
+        if self.fan_out > self.max_fan_out:
+            raise FieldError("fan_out", f"is {self.fan_out}, above max_fan_out = {self.max_fan_out}")
+        for name in ("stream_stall_s", "heartbeat_s", "peer_timeout_s", "target_wait_s", "drain_s"):
+            _positive(name, getattr(self, name))
+        if self.peer_timeout_s <= self.heartbeat_s:
+            raise FieldError(
+                "peer_timeout_s", f"is {self.peer_timeout_s}, must be longer than heartbeat_s = {self.heartbeat_s}"
+            )
+
+
+Config = TypeVar("Config", TargetConfig, DraftConfig, RouterConfig)
+
+
+def load(
+    kind: type[Config],
+    section: str,
+    *,
+    file: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Config:
+    """Build `kind` from the table `section` of a TOML file, the environment and explicit overrides (None = not given).
+
+    Overrides of the engine are given as `{"engine": {...}}`. Raises FieldError naming the field, with its table.
+    """
+    values: dict[str, Any] = {}
+    if file is not None:
+        values = _table(_read_toml(file).get(section, {}), section)
+    _merge(
+        values, _from_environment(kind, f"SSD_{section.upper()}_", os.environ if environment is None else environment)
+    )
+    _merge(values, overrides or {})
+    return _build(kind, values, section)
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text())
+    except FileNotFoundError:
+        raise FieldError("config", f"no such file: {file}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise FieldError("config", f"{file}: {error}") from None
+
+
+def _table(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise FieldError(where, f"is {value!r}, must be a table of settings")
+    return value
+
+
+def _merge(into: dict[str, Any], new: Mapping[str, Any]) -> None:
+    for name, value in new.items():
+        if isinstance(value, Mapping):
+            _merge(into.setdefault(name, {}), value)
+        elif value is not None:
+            into[name] = value
+
+
+def _from_environment(kind: type, prefix: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for f in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(f.type):
+            nested = _from_environment(typing.cast(type, f.type), f"{prefix}{f.name.upper()}_", environment)
+            if nested:
+                found[f.name] = nested
+        elif (value := environment.get(prefix + f.name.upper())) is not None:
+            found[f.name] = value
+    return found
+
+
+def _build(kind: type[Any], values: Mapping[str, Any], path: str) -> Any:
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    for name in values:
+        if name not in fields:
+            raise FieldError(f"{path}.{name}", f"no such setting; there are {', '.join(fields)}")
+    built = {}
+    for name, value in values.items():
+        where = f"{path}.{name}"
+        declared = fields[name].type
+        nested = dataclasses.is_dataclass(declared)
+        if nested:
+            built[name] = _build(typing.cast(type, declared), _table(value, where), where)
+        else:
+            built[name] = _convert(declared, value, where)
+    try:
+        return kind(**built)
+    except FieldError as error:
+        raise FieldError(f"{path}.{error.field}", error.message) from None
+
+
+def _convert(declared: Any, value: Any, where: str) -> Any:
+    """Bring a TOML value or an environment string to the declared type."""
+    try:
+        if declared == tuple[str, ...]:
+            parts = value.split(",") if isinstance(value, str) else list(value)
+            return tuple(str(p).strip() for p in parts if str(p).strip())
+        if declared is bool:
+            if isinstance(value, bool):
+                return value
+            return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[str(value).lower()]
+        if declared in (int, float) and isinstance(value, bool):
+            raise ValueError
+        if declared is int and isinstance(value, float):
+            raise ValueError
+        return declared(value)
+    except (ValueError, KeyError, TypeError):
+        name = getattr(declared, "__name__", "list of strings")
+        raise FieldError(where, f"is {value!r}, must be of type {name}") from None
+
+
+def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise FieldError(name, f"is {value!r}, must be one of {', '.join(allowed)}")
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise FieldError(name, f"is {value}, must be at least {least}")
+
+
+def _positive(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise FieldError(name, f"is {value}, must be a positive number of seconds")
+
+
+def _address(name: str, value: str) -> None:
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdigit() or not 0 <= int(port) <= 65535:
+        raise FieldError(name, f"is {value!r}, must be host:port with a port of 0..65535")

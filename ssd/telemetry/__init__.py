@@ -1,0 +1,1 @@
+"""Logging now; metrics and tracing have their place here."""

@@ -1,0 +1,135 @@
+"""The engine's thread: messages in order, wake-ups, bounded outboxes, death that is not hidden."""
+
+import asyncio
+import threading
+
+import pytest
+
+from protos.ssd.v1 import types_pb2
+from ssd.rpc.engine_loop import EngineLoop, Outbox
+
+LIMIT_S = 10.0
+
+
+class Echo:
+    """Answers every message in the next step; raises when told to."""
+
+    def __init__(self):
+        self.pending: list[tuple[int, str]] = []
+        self.closed: list[int] = []
+        self.wakes: list[float] = []
+        self.in_step = threading.Event()
+        self.go_on = threading.Event()
+        self.go_on.set()
+
+    def handle(self, stream, request):
+        self.pending.append((stream, request))
+
+    def close_stream(self, stream):
+        self.closed.append(stream)
+
+    def step(self, now):
+        self.in_step.set()
+        assert self.go_on.wait(LIMIT_S)
+        answers: dict[int, list[str]] = {}
+        for stream, request in self.pending:
+            if request == "die":
+                raise RuntimeError("told to")
+            answers.setdefault(stream, []).append(request)
+        self.pending.clear()
+        if self.wakes:
+            self.wakes.pop(0)
+            answers[1] = ["woke"]
+        return answers
+
+    def wake_at(self, now):
+        return self.wakes[0] if self.wakes else None
+
+    def load(self):
+        return types_pb2.EngineLoad(steps=1)
+
+
+@pytest.fixture
+async def running():
+    engine, deaths = Echo(), asyncio.Queue()
+    loop = EngineLoop(engine, deaths.put_nowait)
+    loop.start()
+    yield engine, loop, deaths
+    engine.go_on.set()
+    assert await loop.stop(LIMIT_S)
+
+
+async def _get(outbox):
+    return await asyncio.wait_for(outbox.get(), LIMIT_S)
+
+
+async def test_messages_of_one_stream_are_answered_in_one_message_in_order(running):
+    engine, loop, _ = running
+    stream, outbox = loop.attach()
+    engine.go_on.clear()
+    loop.submit(stream, "a")
+    await asyncio.to_thread(engine.in_step.wait, LIMIT_S)
+    for word in "bcd":
+        loop.submit(stream, word)
+    engine.go_on.set()
+    assert await _get(outbox) == ["a"]
+    assert await _get(outbox) == ["b", "c", "d"]
+
+
+async def test_streams_do_not_see_each_others_answers(running):
+    _, loop, _ = running
+    (one, box_one), (two, box_two) = loop.attach(), loop.attach()
+    loop.submit(two, "for two")
+    loop.submit(one, "for one")
+    assert await _get(box_one) == ["for one"]
+    assert await _get(box_two) == ["for two"]
+
+
+async def test_a_busy_step_shows_while_it_runs(running):
+    engine, loop, _ = running
+    stream, outbox = loop.attach()
+    engine.go_on.clear()
+    loop.submit(stream, "a")
+    await asyncio.to_thread(engine.in_step.wait, LIMIT_S)
+    assert loop.busy_ms >= 1
+    engine.go_on.set()
+    await _get(outbox)
+    assert loop.load.steps == 1
+
+
+async def test_the_engine_is_woken_without_a_message(running):
+    engine, loop, _ = running
+    stream, outbox = loop.attach()
+    engine.wakes.append(0.0)  # long past: at once
+    loop.submit(stream, "a")
+    assert "woke" in [word for _ in range(1) for word in await _get(outbox)]
+
+
+async def test_a_detached_stream_is_closed_in_the_engine_and_gets_nothing_more(running):
+    engine, loop, _ = running
+    (one, box_one), (two, box_two) = loop.attach(), loop.attach()
+    loop.detach(one)
+    loop.submit(one, "late")
+    loop.submit(two, "a")
+    assert await _get(box_two) == ["a"]
+    assert engine.closed == [one]
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(box_one.get(), 0.01)
+
+
+async def test_a_dead_engine_is_reported_once_and_the_thread_ends():
+    engine, deaths = Echo(), asyncio.Queue()
+    loop = EngineLoop(engine, deaths.put_nowait)
+    loop.start()
+    stream, _ = loop.attach()
+    loop.submit(stream, "die")
+    error = await asyncio.wait_for(deaths.get(), LIMIT_S)
+    assert isinstance(error, RuntimeError) and str(error) == "told to"
+    assert await loop.stop(LIMIT_S)
+
+
+async def test_an_outbox_nobody_reads_reports_the_overflow():
+    outbox: Outbox[int] = Outbox(limit=2)
+    for number in range(3):
+        outbox.put(number)
+    assert await outbox.get() is None
