@@ -1,0 +1,1 @@
+"""Shared core of the server; imports none of the services."""
