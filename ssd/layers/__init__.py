@@ -1,0 +1,1 @@
+"""Layers that know how they are sharded, and attention behind one protocol."""

@@ -1,0 +1,57 @@
+"""One process's part of a tensor-parallel model."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+
+class Collective(Protocol):
+    """The two group operations that tensor parallelism needs."""
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum of every rank's x; same shape."""
+        ...
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Every rank's x [M, n], in rank order, side by side: [M, size * n]."""
+        ...
+
+
+class ProcessGroup:
+    """Collective over torch.distributed's default group; its time limit is the group's own."""
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(x)
+        return x
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, x.contiguous())
+        return torch.cat(parts, dim=-1)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Part `rank` of `size`. The collective is only used where size > 1."""
+
+    rank: int = 0
+    size: int = 1
+    collective: Collective = field(default_factory=ProcessGroup, compare=False)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise ValueError(f"shard rank {self.rank} is not in 0..{self.size - 1}")
+
+    def split(self, total: int, what: str) -> int:
+        """Equal share of `total`; ValueError names `what` where it does not divide."""
+        if total % self.size:
+            raise ValueError(f"{what} = {total} cannot be split over {self.size} ranks")
+        return total // self.size
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        return self.collective.all_reduce(x) if self.size > 1 else x
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        return self.collective.all_gather(x) if self.size > 1 else x

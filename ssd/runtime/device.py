@@ -1,0 +1,51 @@
+"""Which device and which dtype a model runs in."""
+
+from pathlib import Path
+
+import torch
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+
+
+def resolve_device(name: str | torch.device) -> torch.device:
+    """A device that is really there; ValueError says which one is not."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"device {name!r} is not known: {str(error).splitlines()[0]}") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {name!r}: torch finds no CUDA device on this machine")
+    if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
+        raise ValueError(f"device {name!r}: this machine has {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def resolve_dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:
+    """dtype by name. "auto" is bfloat16 where the device multiplies it natively, else float32 (CPU) or float16
+    (GPU)."""
+    if isinstance(name, torch.dtype):
+        if name not in DTYPES.values():
+            raise ValueError(f"dtype {name} is not supported; supported: {', '.join(DTYPES)}")
+        return name
+    if name != "auto":
+        if name not in DTYPES:
+            raise ValueError(f"dtype {name!r} is not known; known: auto, {', '.join(DTYPES)}")
+        return DTYPES[name]
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    return torch.bfloat16 if cpu_multiplies_bfloat16() else torch.float32
+
+
+def cpu_multiplies_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether the CPU has bfloat16 product instructions; without them float32 is the faster dtype."""
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    features = {word for line in lines if line.startswith(("flags", "Features")) for word in line.split()}
+    return bool(features & {"avx512_bf16", "amx_bf16", "bf16"})
