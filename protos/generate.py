@@ -1,7 +1,8 @@
 """Generate the Python stubs of ssd.v1 beside their .proto files.
 
-Run by `make protos` in an environment of its own that holds grpcio-tools 1.80.1: generated code refuses runtimes older than
-its generator, so the generator is the oldest release that the project supports. `--check` compares instead of writing.
+Run by `make protos` in an environment of its own that holds grpcio-tools 1.80.1: generated code refuses runtimes older
+than its generator, so the generator is the oldest release that the project supports. `--check` compares instead of
+writing.
 """
 
 import argparse

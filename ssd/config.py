@@ -1,7 +1,7 @@
 """The one configuration tree: frozen dataclasses, defaults written once, checked when built.
 
 Every value can come from a TOML file (tables `[router]`, `[target]`, `[target.engine]`, …), from the environment
-(`SSD_ROUTER_LISTEN`, `SSD_TARGET_ENGINE_THREADS`, …; lists are comma-separated) and from the command line, the later winning.
+(`SSD_ROUTER_LISTEN`, `SSD_TARGET_ENGINE_THREADS`, …; lists are comma-separated) and from the command line; later wins.
 """
 
 import dataclasses

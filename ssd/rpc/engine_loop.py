@@ -13,11 +13,15 @@ from typing import Generic, Protocol, TypeVar
 import structlog
 
 from protos.ssd.v1 import types_pb2
+from ssd.rpc.status import ApiError, exhausted, unavailable
 
 Request_contra = TypeVar("Request_contra", contravariant=True)
 Response_co = TypeVar("Response_co", covariant=True)
 In = TypeVar("In")
 Out = TypeVar("Out")
+
+_DRAIN_POLL_S = 0.02
+_STOP_WITHIN_S = 3.0
 
 log = structlog.get_logger()
 
@@ -31,11 +35,17 @@ class Engine(Protocol[Request_contra, Response_co]):
     def close_stream(self, stream: int) -> None:
         """Drop everything that was opened on a stream."""
 
-    def step(self, now: float) -> Mapping[int, Response_co]:
-        """Run at most one step at monotonic time `now` (seconds); at most one message for each stream that has news."""
+    def begin(self, now: float) -> None:
+        """Run the heavy part of at most one step, at monotonic time `now` (seconds)."""
+
+    def finish(self) -> Mapping[int, Response_co]:
+        """Conclude the step with all that was handled since it began; at most one message for each stream.
+
+        Separate from `begin` so that a prediction which arrives during a step is there when its outcome is known.
+        """
 
     def wake_at(self, now: float) -> float | None:
-        """When step() should run next if no message comes: `now` = at once, None = only a message can bring work."""
+        """When the next step should begin if no message comes: `now` = at once, None = never."""
 
     def load(self) -> types_pb2.EngineLoad:
         """Occupancy."""
@@ -45,21 +55,28 @@ class Outbox(Generic[Out]):
     """Messages of one stream on their way out; bounded, because a peer that stops reading must not fill memory."""
 
     def __init__(self, limit: int = 4096) -> None:
-        self._queue: asyncio.Queue[Out] = asyncio.Queue(limit)
-        self._overflowed = asyncio.Event()
+        self._queue: asyncio.Queue[Out | None] = asyncio.Queue(limit)
+        self._overflowed = False
+        self.error = exhausted("the peer does not read its stream")
 
     def put(self, message: Out) -> None:
         """Add a message, on the event loop. After an overflow the stream is broken off, so later ones do not matter."""
+        self._put(message)
+
+    def end(self, error: ApiError) -> None:
+        """Break the stream off with `error` once everything before is delivered."""
+        self.error = error
+        self._put(None)
+
+    async def get(self) -> Out | None:
+        """The next message; None when the stream is to be broken off with `error`."""
+        return None if self._overflowed else await self._queue.get()
+
+    def _put(self, message: Out | None) -> None:
         try:
             self._queue.put_nowait(message)
         except asyncio.QueueFull:
-            self._overflowed.set()
-
-    async def get(self) -> Out | None:
-        """The next message, or None when the peer has not read for so long that the box ran over."""
-        if self._overflowed.is_set():
-            return None
-        return await self._queue.get()
+            self._overflowed = True
 
 
 class EngineLoop(Generic[In, Out]):
@@ -88,10 +105,21 @@ class EngineLoop(Generic[In, Out]):
         await asyncio.to_thread(self._thread.join, timeout_s)
         return not self._thread.is_alive()
 
+    async def drain(self, timeout_s: float) -> None:
+        """Let live sequences end for up to `timeout_s`, then break all streams off and stop the thread."""
+        deadline = time.monotonic() + timeout_s
+        while self._thread.is_alive() and self._load.running + self._load.waiting > 0 and time.monotonic() < deadline:
+            await asyncio.sleep(_DRAIN_POLL_S)
+        for outbox in self._outboxes.values():
+            outbox.end(unavailable("DRAINING", "the process is going down"))
+        if self._thread.is_alive() and not await self.stop(_STOP_WITHIN_S):
+            log.error("the engine does not end its step", busy_ms=self.busy_ms)
+
     def attach(self) -> tuple[int, Outbox[Out]]:
         """A new stream number and its outbox."""
         stream, self._next_stream = self._next_stream, self._next_stream + 1
-        self._outboxes[stream] = outbox = Outbox()
+        outbox: Outbox[Out] = Outbox()
+        self._outboxes[stream] = outbox
         return stream, outbox
 
     def detach(self, stream: int) -> None:
@@ -116,27 +144,42 @@ class EngineLoop(Generic[In, Out]):
 
     def _run(self) -> None:
         try:
-            while self._drain():
+            while self._sleep():
                 self._busy_since = time.monotonic()
-                responses = self._engine.step(self._busy_since)
+                self._engine.begin(self._busy_since)
+                going_on = self._drain()
+                responses = self._engine.finish()
                 self._load = self._engine.load()
                 self._busy_since = None
                 if responses:
                     self._call(self._publish, responses)
+                if not going_on:
+                    return
         except BaseException as error:  # the thread ends, and the process with it
             log.exception("engine died")
             self._call(self._on_death, error)
 
-    def _drain(self) -> bool:
-        """Take in every waiting message, sleeping until there is one or the engine wants to run; False = stop."""
+    def _sleep(self) -> bool:
+        """Wait until there is a message or the engine wants to run, and take in all messages; False = stop."""
         now = time.monotonic()
         wake_at = self._engine.wake_at(now)
         timeout = None if wake_at is None else max(0.0, wake_at - now)
+        if timeout == 0.0:
+            return self._drain()
         try:
-            action = self._inbox.get(timeout=timeout) if timeout != 0.0 else self._inbox.get_nowait()
-            while action is not None:
+            action = self._inbox.get(timeout=timeout)
+        except queue.Empty:
+            return True
+        if action is None:
+            return False
+        action()
+        return self._drain()
+
+    def _drain(self) -> bool:
+        """Take in every waiting message; False = stop."""
+        try:
+            while (action := self._inbox.get_nowait()) is not None:
                 action()
-                action = self._inbox.get_nowait()
             return False
         except queue.Empty:
             return True

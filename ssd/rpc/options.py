@@ -21,8 +21,9 @@ _COMMON = (
 CHANNEL_OPTIONS = _COMMON + (
     # A restarted peer is tried again quickly: its downtime is time without speculation.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # In spite of its name this is the least time that one attempt to connect is given: a busy peer may need a while.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     # Channels to the same address do not share a connection: one stalled stream must not hold up another service's.
     ("grpc.use_local_subchannel_pool", 1),
     # Peers are addressed directly; a proxy named in the environment is for the outside world.

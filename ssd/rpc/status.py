@@ -1,7 +1,7 @@
 """Errors of the public contract: one exception type, one way onto the wire."""
 
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
@@ -78,7 +78,7 @@ async def abort(context: grpc.aio.ServicerContext, error: ApiError) -> NoReturn:
 
 def details_of(error: grpc.RpcError) -> status_pb2.Status | None:
     """The google.rpc.Status of a failed call, for clients."""
-    metadata = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
+    metadata: Any = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
     for key, value in metadata or ():
         if key == "grpc-status-details-bin":
             return status_pb2.Status.FromString(value)

@@ -10,6 +10,7 @@ import structlog
 
 from protos.ssd.v1 import types_pb2
 from ssd.rpc.engine_loop import EngineLoop, Outbox
+from ssd.rpc.status import abort
 
 HELLO_WITHIN_S = 10.0
 
@@ -22,7 +23,7 @@ class ServeRequest(Protocol):
     hello: types_pb2.Hello
     ping: types_pb2.Ping
 
-    def HasField(self, name: str) -> bool: ...
+    def HasField(self, name: str) -> bool: ...  # noqa: N802 - protobuf's name
 
 
 In = TypeVar("In", bound=ServeRequest)
@@ -50,7 +51,7 @@ class StreamServer(Generic[In, Out]):
                 if message is _READER_ENDED:
                     return
                 if message is None:
-                    await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the peer does not read its stream")
+                    await abort(context, outbox.error)
                 yield message
         finally:
             reader.cancel()

@@ -105,7 +105,9 @@ class InferenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Ends a live request. Idempotent; unknown ids are not an error.
+        """Ends a live request on target and draft. Idempotent; unknown ids are not an error. The request's own stream ends with
+        status OK: its last message holds the text so far, usage, and FINISH_REASON_CANCELLED. (A client that cancels its own
+        call gets CANCELLED from the transport and needs no Abort.)
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -18,6 +18,7 @@ class Echo:
         self.pending: list[tuple[int, str]] = []
         self.closed: list[int] = []
         self.wakes: list[float] = []
+        self.seen_in_time: list[str] = []
         self.in_step = threading.Event()
         self.go_on = threading.Event()
         self.go_on.set()
@@ -28,9 +29,11 @@ class Echo:
     def close_stream(self, stream):
         self.closed.append(stream)
 
-    def step(self, now):
+    def begin(self, now):
         self.in_step.set()
         assert self.go_on.wait(LIMIT_S)
+
+    def finish(self):
         answers: dict[int, list[str]] = {}
         for stream, request in self.pending:
             if request == "die":
@@ -39,6 +42,7 @@ class Echo:
         self.pending.clear()
         if self.wakes:
             self.wakes.pop(0)
+            self.seen_in_time = list(answers.get(1, []))
             answers[1] = ["woke"]
         return answers
 
@@ -72,8 +76,20 @@ async def test_messages_of_one_stream_are_answered_in_one_message_in_order(runni
     for word in "bcd":
         loop.submit(stream, word)
     engine.go_on.set()
-    assert await _get(outbox) == ["a"]
-    assert await _get(outbox) == ["b", "c", "d"]
+    assert await _get(outbox) == ["a", "b", "c", "d"]
+
+
+async def test_what_comes_during_a_step_is_there_at_its_end(running):
+    engine, loop, _ = running
+    stream, outbox = loop.attach()
+    engine.go_on.clear()
+    engine.wakes.append(0.0)
+    loop.submit(stream, "wakes the engine")
+    await asyncio.to_thread(engine.in_step.wait, LIMIT_S)
+    loop.submit(stream, "late")
+    engine.go_on.set()
+    assert await _get(outbox) == ["woke"]
+    assert engine.seen_in_time == ["wakes the engine", "late"]
 
 
 async def test_streams_do_not_see_each_others_answers(running):

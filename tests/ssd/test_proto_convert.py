@@ -1,0 +1,88 @@
+"""Protos to core types: requests are checked, predictions are cleaned."""
+
+import subprocess
+import sys
+
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+
+from protos.ssd.v1 import types_pb2
+from ssd import proto_convert
+from ssd.errors import FieldError
+from ssd.speculation.finish import FinishReason
+from ssd.speculation.outcomes import Branch, OutcomeTable
+from ssd.speculation.params import Draw, SamplingParams
+from ssd.speculation.proposal import Proposal
+
+VOCAB = 50
+
+
+def test_absent_fields_have_the_documented_defaults():
+    assert proto_convert.sampling_params(types_pb2.SamplingParameters(), vocab_size=VOCAB) == SamplingParams()
+
+
+def test_every_field_is_carried_over():
+    values = {"temperature": 0.5, "top_p": 0.25, "top_k": 3, "min_p": 0.125, "repetition_penalty": 1.5}
+    values |= {"presence_penalty": -1.0, "frequency_penalty": 2.0, "seed": 2**64 - 1}
+    message = types_pb2.SamplingParameters(**values, logit_bias={9: 1.0, 2: -100.0})
+    assert {field.name for field, _ in message.ListFields()} == {f.name for f in message.DESCRIPTOR.fields}
+    params = proto_convert.sampling_params(message, vocab_size=VOCAB, logprobs=4, min_tokens=2)
+    assert params == SamplingParams(**values, logit_bias=((2, -100.0), (9, 1.0)), logprobs=4, min_tokens=2)
+
+
+def test_zero_is_a_value_and_not_an_absence():
+    message = types_pb2.SamplingParameters(temperature=0.0)
+    assert proto_convert.sampling_params(message, vocab_size=VOCAB).temperature == 0.0
+    with pytest.raises(FieldError, match="top_p"):
+        proto_convert.sampling_params(types_pb2.SamplingParameters(top_p=0.0), vocab_size=VOCAB)
+
+
+def test_stop_rules_are_carried_over():
+    message = types_pb2.TokenLimits(max_tokens=9, min_tokens=2, ignore_eos=True, stop_ids=[4, 4, 5])
+    rules = proto_convert.stop_rules(message, eos_ids=(1, 2), vocab_size=VOCAB, prompt_len=3, max_len=10)
+    assert (rules.limit, rules.min_tokens, rules.ending_ids) == (7, 2, {4, 5})
+    message.ignore_eos = False
+    assert proto_convert.stop_rules(message, eos_ids=(1, 2), vocab_size=VOCAB).ending_ids == {1, 2, 4, 5}
+
+
+def test_predictions_lose_what_makes_no_sense_and_keep_the_rest():
+    made = proto_convert.proposal(types_pb2.Proposal(base_len=3, ids=[1, 2, VOCAB, 4]), vocab_size=VOCAB)
+    assert made == Proposal(3, (1, 2))
+    message = types_pb2.OutcomeTable(base_len=3, proposal=[1, VOCAB, 2])
+    message.branches.add(accepted=0, id=5, ids=[6, VOCAB, 7])
+    message.branches.add(accepted=2, id=5, ids=[6])
+    message.branches.add(accepted=1, id=VOCAB, ids=[6])
+    message.branches.add(accepted=1, id=8, ids=[])
+    table = proto_convert.outcome_table(message, vocab_size=VOCAB)
+    assert table == OutcomeTable(3, (1,), 1, (Branch(0, 5, (6,)), Branch(1, 8)))
+
+
+def test_predictions_survive_the_wire():
+    table = OutcomeTable(3, (1, 2), 2, (Branch(0, 5, (6, 7)), Branch(2, 8)))
+    message = proto_convert.outcome_table_message(77, table)
+    assert message.sequence == 77
+    assert proto_convert.outcome_table(message, vocab_size=VOCAB) == table
+    made = Proposal(4, (1, 2))
+    assert proto_convert.proposal(proto_convert.proposal_message(77, made), vocab_size=VOCAB) == made
+
+
+def test_every_finish_reason_has_a_number():
+    numbers = [proto_convert.finish_reason(reason) for reason in (None, *FinishReason)]
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_logprobs_are_given_only_where_they_were_asked_for():
+    (one,) = proto_convert.token_logprobs([Draw(3, -0.5, 1, ((3, -0.5), (4, -2.0)))])
+    assert (one.id, one.logprob, one.rank, [top.id for top in one.top]) == (3, -0.5, 1, [3, 4])
+    assert proto_convert.token_logprobs([Draw(3)]) == []
+
+
+def test_all_scalar_sampling_fields_have_presence():
+    for field in types_pb2.SamplingParameters.DESCRIPTOR.fields:
+        if field.type != FieldDescriptor.TYPE_MESSAGE:
+            assert field.has_presence, field.name
+
+
+def test_torch_is_not_imported():
+    code = "import sys, ssd.proto_convert; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
