@@ -1,0 +1,119 @@
+"""The target process: loads the model, proves that it generates, serves until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import time
+from pathlib import Path
+
+import structlog
+import torch
+
+from protos.ssd.v1 import target_pb2, target_pb2_grpc, types_pb2
+from ssd.config import TargetConfig
+from ssd.layers.backends import attention_backend
+from ssd.models.builtin import resolve_model
+from ssd.models.loader import LoadedModel, load_model
+from ssd.rpc.engine_process import LoadProgress, run_engine
+from ssd.rpc.server import Server, StartupError
+from ssd.runtime.blocks import BlockPool
+from ssd.runtime.kv_cache import KVCache
+from ssd.runtime.runner import ModelRunner
+from ssd.telemetry import logging
+from ssd.tokenizer import tokenizer_digest
+from target_service.engine import TargetEngine
+from target_service.servicer import SERVICE, Request, TargetServicer
+
+WARM_UP_TOKENS = 2
+_WARM_UP_STREAM = 0  # the loop numbers its streams from 1
+
+log = structlog.get_logger()
+
+
+def main(config: TargetConfig) -> int:
+    """Run the process; returns its exit status. StartupError says why it cannot start."""
+    logging.configure(service="target")
+    return asyncio.run(serve(config))
+
+
+async def serve(config: TargetConfig) -> int:
+    """Bind, load, serve, drain; returns the exit status: 0 after a signal, 1 when the engine died."""
+    server = Server(config.listen, [SERVICE])
+    servicer = TargetServicer()
+    target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server.grpc)
+    await server.start()
+    log.info("listening", address=server.address, model=config.model)
+    build = functools.partial(load_engine, config)
+    return await run_engine(server, build, servicer.begin, config.drain_s)
+
+
+def load_engine(config: TargetConfig, progress: LoadProgress) -> TargetEngine:
+    """The engine that `config` describes, warmed up. ModelError or FieldError (both ValueError) for what is wrong."""
+    started = time.monotonic()
+    if config.engine.threads:
+        torch.set_num_threads(config.engine.threads)
+    directory = resolve_model(config.model, progress=progress)
+    loaded = load_model(
+        directory,
+        dtype=config.engine.dtype,
+        device=config.engine.device,
+        deterministic=config.engine.deterministic,
+        progress=progress,
+    )
+    engine = make_engine(loaded, config, model_info(loaded, config, directory))
+    warm_up(engine)
+    log.info("loaded", seconds=round(time.monotonic() - started, 1), dtype=engine.info.dtype)
+    return engine
+
+
+def make_engine(loaded: LoadedModel, config: TargetConfig, info: types_pb2.ModelInfo) -> TargetEngine:
+    """An engine with a KV cache of its own around a loaded model."""
+    block_size = config.engine.block_size
+    blocks = config.engine.kv_tokens // block_size
+    backend = attention_backend("auto", loaded.device, deterministic=loaded.deterministic)
+    kv = KVCache.allocate(loaded, blocks=blocks, block_size=block_size)
+    runner = ModelRunner(loaded.model, loaded.config, kv, backend)
+    return TargetEngine(runner, BlockPool(blocks, block_size), loaded.config, config, info)
+
+
+def model_info(loaded: LoadedModel, config: TargetConfig, directory: Path) -> types_pb2.ModelInfo:
+    """What the process serves, for routers and people."""
+    limit = loaded.config.max_position
+    return types_pb2.ModelInfo(
+        name=Path(config.model).name,
+        source=config.model,
+        architecture=_architecture(directory),
+        vocab_size=loaded.config.vocab_size,
+        context_length=min(config.engine.max_context or limit, limit),
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        parameters=sum(parameter.numel() for parameter in loaded.model.parameters()),
+        tokenizer_digest=tokenizer_digest(directory),
+        tokenizer_source=str(directory),
+        eos_ids=loaded.config.eos_ids,
+        deterministic=loaded.deterministic,
+    )
+
+
+def warm_up(engine: TargetEngine) -> None:
+    """Generate a few tokens the way a router would have it; StartupError when nothing comes out."""
+    room = min(engine.limits.context, engine.limits.kv_tokens) - 1
+    if room < 1:
+        raise StartupError("kv_tokens or max_context: no room for a prompt and an output token")
+    limits = types_pb2.TokenLimits(max_tokens=min(WARM_UP_TOKENS, room), ignore_eos=True)
+    sampling = types_pb2.SamplingParameters(seed=0)
+    opened = target_pb2.TargetOpen(
+        sequence=1, ids=[0], prompt_len=1, sampling=sampling, limits=limits, logprobs=-1, mode=types_pb2.MODE_AR
+    )
+    engine.handle(_WARM_UP_STREAM, Request(opens=[opened]))
+    while engine.wake_at(now := time.monotonic()) is not None:
+        for response in engine.step(now).values():
+            if response.refused:
+                raise StartupError(f"the model does not generate: {response.refused[0].message}")
+    engine.close_stream(_WARM_UP_STREAM)
+
+
+def _architecture(directory: Path) -> str:
+    names = json.loads((directory / "config.json").read_text(encoding="utf-8")).get("architectures") or [""]
+    return str(names[0])
