@@ -1,0 +1,146 @@
+"""The draft process: loads the model, proves that it drafts, serves until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+import torch
+
+from draft_service.engine import DraftEngine
+from draft_service.servicer import SERVICE, DraftServicer, Request
+from protos.ssd.v1 import draft_pb2, draft_pb2_grpc, types_pb2
+from ssd.config import DraftConfig
+from ssd.layers.backends import attention_backend
+from ssd.models.builtin import resolve_model
+from ssd.models.checkpoint import Checkpoint
+from ssd.models.config import ModelConfig
+from ssd.models.loader import EMBEDDING, LoadedModel, load_model
+from ssd.rpc.engine_process import LoadProgress, run_engine
+from ssd.rpc.server import Server, StartupError
+from ssd.runtime.blocks import BlockPool
+from ssd.runtime.kv_cache import KVCache
+from ssd.runtime.runner import ModelRunner
+from ssd.telemetry import logging
+from ssd.tokenizer import TOKENIZER_FILE, tokenizer_digest
+
+WARM_UP_K = 2
+_WARM_UP_STREAM = 0  # the loop numbers its streams from 1
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Directories a draft is put together from. A draft may be stored without embedding, head and tokenizer: its
+    target lends them, and then its end-of-sequence ids are the target's too."""
+
+    model: Path
+    embedding: Path | None
+    tokenizer: Path
+
+    @classmethod
+    def find(cls, config: DraftConfig, progress: LoadProgress) -> Sources:
+        """Resolves the models; the target's only where something of it is needed. ModelError says what is missing."""
+        model = resolve_model(config.model, progress=progress)
+        target = functools.cache(lambda: resolve_model(config.target_model, progress=progress))
+        embedding = None if EMBEDDING in Checkpoint(model).names else target()
+        tokenizer = model if (model / TOKENIZER_FILE).is_file() else target()
+        return cls(model, embedding, tokenizer)
+
+
+def main(config: DraftConfig) -> int:
+    """Run the process; returns its exit status. StartupError says why it cannot start."""
+    logging.configure(service="draft")
+    return asyncio.run(serve(config))
+
+
+async def serve(config: DraftConfig) -> int:
+    """Bind, load, serve, drain; returns the exit status: 0 after a signal, 1 when the engine died."""
+    server = Server(config.listen, [SERVICE])
+    servicer = DraftServicer()
+    draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server.grpc)
+    await server.start()
+    log.info("listening", address=server.address, model=config.model)
+    build = functools.partial(load_engine, config)
+    return await run_engine(server, build, servicer.begin, config.drain_s)
+
+
+def load_engine(config: DraftConfig, progress: LoadProgress) -> DraftEngine:
+    """The engine that `config` describes, warmed up. ModelError or FieldError (both ValueError) for what is wrong."""
+    started = time.monotonic()
+    if config.engine.threads:
+        torch.set_num_threads(config.engine.threads)
+    sources = Sources.find(config, progress)
+    loaded = load_model(
+        sources.model,
+        dtype=config.engine.dtype,
+        device=config.engine.device,
+        embedding_from=sources.embedding,
+        deterministic=config.engine.deterministic,
+        progress=progress,
+    )
+    engine = make_engine(loaded, config, model_info(loaded, config, sources))
+    warm_up(engine)
+    log.info("loaded", seconds=round(time.monotonic() - started, 1), dtype=engine.info.dtype)
+    return engine
+
+
+def make_engine(loaded: LoadedModel, config: DraftConfig, info: types_pb2.ModelInfo) -> DraftEngine:
+    """An engine with a KV cache of its own around a loaded model."""
+    block_size = config.engine.block_size
+    blocks = config.engine.kv_tokens // block_size
+    backend = attention_backend("auto", loaded.device, deterministic=loaded.deterministic)
+    kv = KVCache.allocate(loaded, blocks=blocks, block_size=block_size)
+    runner = ModelRunner(loaded.model, loaded.config, kv, backend)
+    return DraftEngine(runner, BlockPool(blocks, block_size), loaded.config, config, info)
+
+
+def model_info(loaded: LoadedModel, config: DraftConfig, sources: Sources) -> types_pb2.ModelInfo:
+    """What the process drafts with, for routers and people."""
+    limit = loaded.config.max_position
+    own = sources.tokenizer == sources.model
+    return types_pb2.ModelInfo(
+        name=Path(config.model).name,
+        source=config.model,
+        architecture=_architecture(sources.model),
+        vocab_size=loaded.config.vocab_size,
+        context_length=min(config.engine.max_context or limit, limit),
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        parameters=sum(parameter.numel() for parameter in loaded.model.parameters()),
+        tokenizer_digest=tokenizer_digest(sources.tokenizer),
+        tokenizer_source=str(sources.tokenizer),
+        eos_ids=loaded.config.eos_ids if own else ModelConfig.from_directory(sources.tokenizer).eos_ids,
+        deterministic=loaded.deterministic,
+    )
+
+
+def warm_up(engine: DraftEngine) -> None:
+    """A proposal and a table, the way a router would have them; StartupError when nothing comes out."""
+    opened = draft_pb2.DraftOpen(
+        sequence=1,
+        ids=[0],
+        prompt_len=1,
+        sampling=types_pb2.SamplingParameters(seed=0),
+        limits=types_pb2.TokenLimits(max_tokens=4 * WARM_UP_K, ignore_eos=True),
+        mode=types_pb2.MODE_SSD,
+        k=WARM_UP_K,
+        fan_out=1,
+        need_proposal=True,
+    )
+    engine.handle(_WARM_UP_STREAM, Request(opens=[opened]))
+    while engine.wake_at(now := time.monotonic()) is not None:
+        for response in engine.step(now).values():
+            if response.refused:
+                raise StartupError(f"the model does not draft: {response.refused[0].message}")
+    engine.close_stream(_WARM_UP_STREAM)
+
+
+def _architecture(directory: Path) -> str:
+    names = json.loads((directory / "config.json").read_text(encoding="utf-8")).get("architectures") or [""]
+    return str(names[0])
