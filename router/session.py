@@ -1,0 +1,101 @@
+"""One request's output: from outcomes to text, stops and usage. No IO.
+
+Stop texts are looked for token by token, whatever the size of the accepted block, so that ids, text, logprobs and usage
+all end at the token that completed one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from protos.ssd.v1 import inference_pb2, target_pb2, types_pb2
+from router.detokenizer import Detokenizer
+from router.live import Totals
+from router.stops import StopTexts
+
+
+@dataclass
+class Session:
+    """Output that was produced, the part of it that was not taken yet, and how it ended.
+
+    min_tokens   a stop text completed within the first min_tokens output tokens does not end the generation
+    """
+
+    start: inference_pb2.GenerationStart
+    mode: types_pb2.Mode
+    detokenizer: Detokenizer
+    stops: StopTexts
+    min_tokens: int = 0
+    totals: Totals = field(default_factory=Totals)  # the coordinator's, of the last outcome
+    cached_tokens: int = 0
+    generated: int = 0
+    finish: inference_pb2.Finish | None = None
+    behind: int = 0  # outcomes taken in since the last `take`
+    done: bool = False  # the last message was taken
+    _text: list[str] = field(default_factory=list)
+    _ids: list[int] = field(default_factory=list)
+    _logprobs: list[types_pb2.TokenLogprob] = field(default_factory=list)
+    _first: bool = True
+
+    def feed(self, outcome: target_pb2.StepOutcome, totals: Totals) -> bool:
+        """Take in one outcome; True if the generation ended with it, by its own end or by a stop text within it."""
+        if self.finish is not None:
+            return True
+        self.totals = totals
+        self.behind += 1
+        if not self.generated:
+            self.cached_tokens = outcome.cached_tokens
+        for index, token_id in enumerate(outcome.ids):
+            self._ids.append(token_id)
+            self.generated += 1
+            scan = self.stops.push(self.detokenizer.push(token_id), active=self.generated > self.min_tokens)
+            if scan.text:
+                self._text.append(scan.text)
+            if scan.stop is not None:
+                self._logprobs.extend(outcome.logprobs[: index + 1])
+                self.finish = inference_pb2.Finish(reason=types_pb2.FINISH_REASON_STOP, stop_text=scan.stop)
+                return True
+        self._logprobs.extend(outcome.logprobs)
+        if outcome.finish:
+            self.end(outcome.finish, outcome.stop_id if outcome.finish == types_pb2.FINISH_REASON_STOP else None)
+        return self.finish is not None
+
+    def end(self, reason: types_pb2.FinishReason, stop_id: int | None = None) -> None:
+        """The generation is over, with all text so far; without effect if it was over already."""
+        if self.finish is not None:
+            return
+        # What is left of an incomplete character comes after the text that a stop might have begun with.
+        rest = self.stops.push(self.detokenizer.flush(), active=False)
+        self._text += [rest.text, self.stops.flush()]
+        self.finish = inference_pb2.Finish(reason=reason, stop_id=stop_id)
+
+    def take(self) -> inference_pb2.GenerateStreamResponse | None:
+        """Everything since the last call as one message; None when there is nothing to say."""
+        if self.done or not (self._first or self._ids or self._text or self.finish is not None):
+            return None
+        message = inference_pb2.GenerateStreamResponse(
+            text="".join(self._text), token_ids=self._ids, logprobs=self._logprobs, finish=self.finish
+        )
+        if self._first:
+            message.start.CopyFrom(self.start)
+            self._first = False
+        if self.finish is not None:
+            message.usage.CopyFrom(self.usage())
+            self.done = True
+        self._text, self._ids, self._logprobs = [], [], []
+        self.behind = 0
+        return message
+
+    def usage(self) -> inference_pb2.Usage:
+        """Counts so far; completion tokens end where ids and text end."""
+        return inference_pb2.Usage(
+            prompt_tokens=self.start.prompt_tokens,
+            completion_tokens=self.generated,
+            cached_tokens=self.cached_tokens,
+            rounds=self.totals.rounds,
+            proposed=self.totals.proposed,
+            accepted=self.totals.accepted,
+            hits=self.totals.hits,
+            misses=self.totals.misses,
+            mode=self.mode,
+        )

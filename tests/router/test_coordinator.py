@@ -1,0 +1,361 @@
+"""The coordinator, message by message."""
+
+import pytest
+
+from protos.ssd.v1 import draft_pb2, target_pb2, types_pb2
+from router.coordinator import Coordinator, Emitted, Failed
+from router.plan import Plan
+
+PROMPT = [1, 2, 3]
+OK = types_pb2.FINISH_REASON_UNSPECIFIED
+
+
+def plan(mode=types_pb2.MODE_SSD, *, max_tokens=100, k=4):
+    return Plan(
+        prompt=PROMPT,
+        sampling=types_pb2.SamplingParameters(seed=5),
+        limits=types_pb2.TokenLimits(max_tokens=max_tokens),
+        logprobs=-1,
+        mode=mode,
+        k=k,
+        fan_out=3,
+    )
+
+
+def outcome(base_len, ids, *, sequence=1, finish=OK, **fields):
+    return target_pb2.StepOutcome(sequence=sequence, base_len=base_len, ids=ids, finish=finish, **fields)
+
+
+def said(*outcomes, refused=()):
+    return target_pb2.TargetServiceServeResponse(outcomes=outcomes, refused=refused)
+
+
+def drafted(**fields):
+    return draft_pb2.DraftServiceServeResponse(**fields)
+
+
+def table(base_len, branches, *, proposal=(), sequence=1):
+    made = [types_pb2.Branch(accepted=k, id=t, ids=ids) for k, t, ids in branches]
+    return types_pb2.OutcomeTable(sequence=sequence, base_len=base_len, proposal=proposal, branches=made)
+
+
+def made(base_len, ids, *, sequence=1):
+    return types_pb2.Proposal(sequence=sequence, base_len=base_len, ids=ids)
+
+
+@pytest.fixture
+def both():
+    """A coordinator with a target T and a draft D."""
+    coordinator = Coordinator()
+    coordinator.target_ready("T", 8)
+    coordinator.draft_ready("D", 8)
+    return coordinator
+
+
+def opened(coordinator, **fields):
+    coordinator.open(1, plan(**fields))
+    return coordinator.flush()
+
+
+def advance(coordinator, response):
+    coordinator.on_target("T", response)
+    (one,) = coordinator.flush()["D"].advances
+    return one
+
+
+def test_a_new_sequence_is_opened_at_target_and_draft(both):
+    messages = opened(both)
+    (at_target,), (at_draft,) = messages["T"].opens, messages["D"].opens
+    assert list(at_target.ids) == list(at_draft.ids) == PROMPT
+    assert (at_target.prompt_len, at_target.k, at_target.drafting, at_target.sampling.seed) == (3, 4, True, 5)
+    assert (at_draft.prompt_len, at_draft.k, at_draft.fan_out, at_draft.need_proposal) == (3, 4, 3, False)
+    assert both.flush() == {}
+
+
+def test_plain_decoding_has_no_draft(both):
+    messages = opened(both, mode=types_pb2.MODE_AR)
+    assert "D" not in messages
+    assert not messages["T"].opens[0].drafting
+    both.on_target("T", said(outcome(3, [7])))
+    assert both.flush() == {}
+
+
+def test_k_is_at_most_what_a_peer_takes():
+    coordinator = Coordinator()
+    coordinator.target_ready("T", 3)
+    coordinator.draft_ready("D", 2)
+    messages = opened(coordinator, k=4)
+    assert (messages["T"].opens[0].k, messages["D"].opens[0].k) == (3, 2)
+
+
+def test_one_message_for_each_peer_whatever_the_number_of_sequences(both):
+    for sequence in (1, 2, 3):
+        both.open(sequence, plan())
+    messages = both.flush()
+    assert [len(messages[peer].opens) for peer in ("T", "D")] == [3, 3]
+    both.on_target("T", said(*(outcome(3, [9], sequence=sequence) for sequence in (1, 2, 3))))
+    messages = both.flush()
+    assert list(messages) == ["D"]
+    assert [one.sequence for one in messages["D"].advances] == [1, 2, 3]
+
+
+def test_a_miss_asks_for_a_proposal_and_a_hit_for_the_next_table(both):
+    opened(both)
+    miss = advance(both, said(outcome(3, [7])))
+    assert (miss.base_len, list(miss.ids), miss.need_proposal, miss.next_depth) == (3, [7], True, 0)
+    hit = advance(both, said(outcome(4, [8, 9], proposed=4, accepted=1, hit=True, next_depth=3)))
+    assert (hit.base_len, list(hit.ids), hit.need_proposal, hit.next_depth) == (4, [8, 9], False, 3)
+    totals = both.of(1).totals
+    assert (totals.rounds, totals.proposed, totals.accepted, totals.hits, totals.misses) == (2, 4, 1, 1, 1)
+
+
+def test_several_outcomes_before_a_flush_are_one_advance(both):
+    opened(both)
+    both.on_target("T", said(outcome(3, [7])))
+    one = advance(both, said(outcome(4, [8, 9], hit=True, next_depth=2)))
+    assert (one.base_len, list(one.ids), one.need_proposal, one.next_depth) == (3, [7, 8, 9], False, 2)
+
+
+def test_sd_asks_for_a_proposal_after_each_outcome_and_counts_no_hits(both):
+    opened(both, mode=types_pb2.MODE_SD)
+    assert advance(both, said(outcome(3, [7]))).need_proposal
+    assert advance(both, said(outcome(4, [8], proposed=4))).need_proposal
+    assert (both.of(1).totals.hits, both.of(1).totals.misses) == (0, 0)
+
+
+def test_the_last_token_needs_no_proposal_and_is_no_miss(both):
+    opened(both, max_tokens=3)
+    assert advance(both, said(outcome(3, [7]))).need_proposal
+    last_but_one = advance(both, said(outcome(4, [8])))
+    assert not last_but_one.need_proposal
+    assert both.of(1).totals.misses == 1
+
+
+def test_tables_go_into_the_cache_and_on_to_the_target(both):
+    opened(both)
+    sent = table(3, [(0, 7, [8, 9])])
+    both.on_draft("D", drafted(tables=[sent]))
+    assert list(both.flush()["T"].tables) == [sent]
+    assert len(both.snapshot(1).tables) == 1
+
+
+def test_what_the_router_has_and_the_target_missed_is_sent_again_as_a_proposal(both):
+    opened(both)
+    both.on_draft("D", drafted(tables=[table(3, [(0, 7, [8, 9])])]))
+    both.flush()
+    both.on_target("T", said(outcome(3, [7])))
+    messages = both.flush()
+    assert list(messages["T"].proposals) == [made(4, [8, 9])]
+    (one,) = messages["D"].advances
+    assert (one.need_proposal, one.next_depth) == (False, 2)
+
+
+def test_proposals_are_rebased_or_dropped(both):
+    opened(both)
+    both.on_target("T", said(outcome(3, [7])))
+    both.flush()
+    both.on_draft("D", drafted(proposals=[made(3, [7, 8, 9])]))
+    assert list(both.flush()["T"].proposals) == [made(4, [8, 9])]
+    both.on_draft("D", drafted(proposals=[made(3, [6, 8]), made(3, [7]), made(9, [1]), made(2, [3, 7, 8])]))
+    assert both.flush() == {}
+    assert both.stale == {"proposal stale": 2, "proposal ahead": 2}
+
+
+def test_an_empty_proposal_passes_only_for_the_present_base(both):
+    opened(both)
+    both.on_draft("D", drafted(proposals=[made(3, [])]))
+    assert list(both.flush()["T"].proposals) == [made(3, [])]
+    both.on_target("T", said(outcome(3, [7])))
+    both.flush()
+    both.on_draft("D", drafted(proposals=[made(3, [])]))
+    assert both.flush() == {}
+
+
+def test_tables_of_another_past_or_of_the_future_are_dropped_and_counted(both):
+    opened(both)
+    both.on_target("T", said(outcome(3, [7])))
+    both.flush()
+    both.on_draft("D", drafted(tables=[table(3, [(0, 6, [1])]), table(5, [(0, 6, [1])]), table(2, [(0, 3, [7, 8])])]))
+    assert both.flush() == {}
+    assert both.stale == {"table stale": 1, "table ahead": 2}
+
+
+def test_messages_for_sequences_that_are_gone_or_elsewhere_are_dropped(both):
+    both.draft_ready("E", 8)
+    opened(both)
+    both.on_draft("E", drafted(tables=[table(3, [(0, 7, [8])])], need_resync=[{"sequence": 1}]))
+    assert both.on_target("X", said(outcome(3, [7]))) == []
+    assert both.on_target("T", said(outcome(3, [7], sequence=9))) == []
+    assert both.flush() == {}
+    assert both.stale == {"another draft": 2, "another target": 1, "sequence closed": 1}
+
+
+def test_a_repeated_outcome_is_dropped_and_one_from_the_future_ends_the_sequence(both):
+    opened(both)
+    first = said(outcome(3, [7]))
+    assert [event.outcome.ids for event in both.on_target("T", first)] == [[7]]
+    assert both.on_target("T", first) == []
+    assert both.stale == {"outcome repeated": 1}
+    (failed,) = both.on_target("T", said(outcome(6, [7])))
+    assert isinstance(failed, Failed)
+    assert failed.failure.status == 13
+    messages = both.flush()
+    assert list(messages["T"].closes) == list(messages["D"].closes) == [1]
+
+
+def test_a_resync_carries_everything_and_is_followed_by_plain_advances(both):
+    opened(both)
+    both.on_target("T", said(outcome(3, [7, 8])))
+    both.flush()
+    both.on_draft("D", drafted(need_resync=[{"sequence": 1, "have_len": 1}, {"sequence": 1, "have_len": 1}]))
+    message = both.flush()["D"]
+    assert list(message.resyncs) == [draft_pb2.Resync(sequence=1, ids=[*PROMPT, 7, 8], need_proposal=True)]
+    assert not message.advances
+    assert advance(both, said(outcome(5, [9]))).base_len == 5
+
+
+def test_an_end_at_the_target_closes_only_the_draft(both):
+    opened(both)
+    events = both.on_target("T", said(outcome(3, [7], finish=types_pb2.FINISH_REASON_LENGTH)))
+    assert isinstance(events[0], Emitted)
+    messages = both.flush()
+    assert list(messages) == ["D"]
+    assert list(messages["D"].closes) == [1]
+    assert not messages["D"].advances
+    assert not both.close(1)
+    assert both.flush() == {}
+
+
+def test_a_close_reaches_both_once(both):
+    opened(both)
+    assert both.close(1)
+    assert not both.close(1)
+    messages = both.flush()
+    assert list(messages["T"].closes) == list(messages["D"].closes) == [1]
+    assert both.flush() == {}
+    assert len(both) == 0
+
+
+def test_a_sequence_closed_before_its_open_left_is_never_mentioned(both):
+    both.open(1, plan())
+    both.close(1)
+    assert both.flush() == {}
+
+
+def test_a_stop_within_the_same_step_sends_no_advance(both):
+    opened(both)
+    both.on_target("T", said(outcome(3, [7])))
+    both.close(1)
+    messages = both.flush()
+    assert not messages["D"].advances
+    assert list(messages["D"].closes) == [1]
+
+
+def test_a_lost_draft_turns_waiting_off_and_its_return_on_again_once_it_answers(both):
+    opened(both)
+    both.draft_lost("D")
+    assert list(both.flush()["T"].drafting) == [target_pb2.SetDrafting(sequence=1, drafting=False)]
+    both.on_target("T", said(outcome(3, [7])))
+    assert both.flush() == {}
+    both.draft_ready("D2", 8)
+    messages = both.flush()
+    assert list(messages) == ["D2"]
+    assert list(messages["D2"].opens[0].ids) == [*PROMPT, 7]
+    both.on_draft("D2", drafted(tables=[table(4, [(0, 8, [9])])]))
+    message = both.flush()["T"]
+    assert list(message.drafting) == [target_pb2.SetDrafting(sequence=1, drafting=True)]
+    assert len(message.tables) == 1
+
+
+def test_an_answer_that_comes_too_late_also_shows_that_the_draft_is_there(both):
+    opened(both, mode=types_pb2.MODE_SD)
+    both.draft_lost("D")
+    both.draft_ready("D2", 8)
+    both.on_target("T", said(outcome(3, [7])))
+    both.on_target("T", said(outcome(4, [8])))
+    both.flush()
+    both.on_draft("D2", drafted(proposals=[made(3, [1, 2])]))
+    assert both.flush()["T"].drafting[0].drafting
+
+
+def test_another_draft_takes_over(both):
+    opened(both)
+    both.draft_ready("E", 8)
+    assert both.flush() == {}
+    both.draft_lost("D")
+    assert list(both.flush()["E"].opens[0].ids) == PROMPT
+
+
+def test_a_draft_that_refuses_is_not_asked_again_and_the_target_goes_on_alone(both):
+    opened(both)
+    both.on_draft("D", drafted(refused=[{"sequence": 1, "status": 11, "message": "too long"}]))
+    messages = both.flush()
+    assert list(messages) == ["T"]
+    assert not messages["T"].drafting[0].drafting
+    both.on_target("T", said(outcome(3, [7])))
+    assert both.flush() == {}
+    both.close(1)
+    assert list(both.flush()) == ["T"]
+
+
+def test_a_lost_target_is_replaced_with_prompt_output_and_what_is_anticipated(both):
+    opened(both)
+    both.on_target("T", said(outcome(3, [7])))
+    both.on_draft("D", drafted(tables=[table(4, [(0, 8, [9])])]))
+    both.flush()
+    both.target_ready("U", 8)
+    both.target_lost("T")
+    messages = both.flush()
+    (replayed,) = messages["U"].opens
+    assert (list(replayed.ids), replayed.prompt_len) == ([*PROMPT, 7], 3)
+    assert list(messages["U"].tables) == [table(4, [(0, 8, [9])])]
+    assert both.on_target("T", said(outcome(4, [8]))) == []
+    assert [event.outcome.ids for event in both.on_target("U", said(outcome(4, [8])))] == [[8]]
+    assert both.of(1).replays == 1
+
+
+def test_without_a_target_a_sequence_waits_and_is_opened_when_one_comes(both):
+    both.target_lost("T")
+    both.open(1, plan())
+    assert both.waiting() == [1]
+    assert list(both.flush()) == ["D"]
+    both.target_ready("U", 8)
+    assert both.waiting() == []
+    assert both.flush()["U"].opens[0].drafting
+
+
+def test_a_draft_lost_while_no_target_is_there_is_known_to_the_next_target(both):
+    opened(both)
+    both.target_lost("T")
+    both.draft_lost("D")
+    both.target_ready("U", 8)
+    assert not both.flush()["U"].opens[0].drafting
+
+
+def test_a_full_target_is_passed_over_and_a_bad_request_is_not_tried_elsewhere(both):
+    both.target_ready("U", 8)
+    opened(both)
+    assert both.on_target("T", said(refused=[types_pb2.Refused(sequence=1, status=8)])) == []
+    assert list(both.flush()["U"].opens[0].ids) == PROMPT
+    (failed,) = both.on_target("U", said(refused=[types_pb2.Refused(sequence=1, status=8, message="full")]))
+    assert (failed.failure.status, failed.failure.message) == (8, "full")
+    assert list(both.flush()["D"].closes) == [1]
+    both.open(2, plan())
+    both.flush()
+    (failed,) = both.on_target("T", said(refused=[types_pb2.Refused(sequence=2, status=3, message="bad")]))
+    assert failed.failure.status == 3
+
+
+def test_new_sequences_go_where_there_are_fewest(both):
+    both.target_ready("U", 8)
+    both.draft_ready("E", 8)
+    for sequence in range(1, 7):
+        both.open(sequence, plan())
+    messages = both.flush()
+    assert {peer: len(message.opens) for peer, message in messages.items()} == {"T": 3, "U": 3, "D": 3, "E": 3}
+
+
+def test_a_number_is_used_once(both):
+    opened(both)
+    with pytest.raises(ValueError, match="open already"):
+        both.open(1, plan())
