@@ -1,0 +1,1 @@
+"""The `ssd` command: the only part of the project that prints."""

@@ -1,0 +1,44 @@
+"""Command-line options that several commands share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="TOML file with the tables [target], [draft], [router].")
+]
+Dtype = Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16 or float64.")]
+Deterministic = Annotated[
+    bool | None,
+    typer.Option(
+        "--deterministic/--no-deterministic",
+        help="Results that do not depend on batch composition, bit for bit; slower.",
+    ),
+]
+Threads = Annotated[int | None, typer.Option(help="torch threads of each model process.")]
+DefaultMode = Annotated[str | None, typer.Option("--mode", help="ar, sd or ssd, for requests that name none.")]
+DefaultK = Annotated[int | None, typer.Option("--k", help="Proposal length of requests that name none.")]
+DefaultFanOut = Annotated[int | None, typer.Option("--fan-out", help="Fan-out of requests that name none.")]
+TargetModel = Annotated[str | None, typer.Option(help="A built-in name, a Hugging Face directory or a GGUF file.")]
+DraftModel = Annotated[str | None, typer.Option(help="The draft: a built-in name or a directory.")]
+
+Address = Annotated[str, typer.Option(envvar="SSD_ADDRESS", help="host:port of the router.")]
+Mode = Annotated[str | None, typer.Option(help="ar, sd or ssd; the ids are the same, the speed is not.")]
+K = Annotated[int | None, typer.Option("--k", help="Proposal length.")]
+FanOut = Annotated[int | None, typer.Option(help="Tokens anticipated for each acceptance length (ssd).")]
+Temperature = Annotated[float | None, typer.Option(help="0 takes the most likely token.")]
+TopP = Annotated[float | None, typer.Option(help="Nucleus size, (0, 1].")]
+TopK = Annotated[int | None, typer.Option(help="Number of tokens kept; 0 = all.")]
+MinP = Annotated[float | None, typer.Option(help="Keep tokens with p >= min_p times the largest p.")]
+RepetitionPenalty = Annotated[float | None, typer.Option(help="(0, 10], over prompt and output; 1 = none.")]
+PresencePenalty = Annotated[float | None, typer.Option(help="-2 to 2, over the output.")]
+FrequencyPenalty = Annotated[float | None, typer.Option(help="-2 to 2, over the output, for each occurrence.")]
+Seed = Annotated[int | None, typer.Option(help="Same seed, same tokens, in every mode.")]
+MaxTokens = Annotated[int | None, typer.Option(help="Longest output, tokens.")]
+MinTokens = Annotated[int | None, typer.Option(help="No end before this many tokens.")]
+Stop = Annotated[list[str] | None, typer.Option(help="Text that ends the output; may be given several times.")]
+Timeout = Annotated[float, typer.Option(help="Deadline of one answer, seconds.")]
+
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+DEFAULT_TIMEOUT_S = 600.0

@@ -1,0 +1,142 @@
+"""`ssd target`, `ssd draft`, `ssd router`: one service in this process."""
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ssd import config
+from ssd.cli.errors import BAD_INPUT, CliError
+from ssd.cli.lifeline import end_with_stdin
+from ssd.cli.options import ConfigFile, DefaultFanOut, DefaultK, DefaultMode, Deterministic, Dtype, Threads
+from ssd.config import DraftConfig, RouterConfig, TargetConfig
+from ssd.rpc.server import StartupError
+
+Listen = Annotated[str | None, typer.Option(help="host:port; port 0 = any free one.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …")]
+KvTokens = Annotated[int | None, typer.Option(help="KV room in all, tokens.")]
+MaxSequences = Annotated[int | None, typer.Option(help="Most sequences held at once.")]
+TokenBudget = Annotated[int | None, typer.Option(help="Most tokens in one step.")]
+MaxContext = Annotated[int | None, typer.Option(help="Longest prompt + output, tokens; 0 = the model's own limit.")]
+MaxK = Annotated[int | None, typer.Option("--max-k", help="Longest proposal.")]
+EndWithStdin = Annotated[bool, typer.Option("--end-with-stdin", hidden=True)]
+
+
+def target(
+    listen: Listen = None,
+    model: Annotated[str | None, typer.Option(help="A built-in name, a Hugging Face directory or a GGUF file.")] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    deterministic: Deterministic = None,
+    threads: Threads = None,
+    kv_tokens: KvTokens = None,
+    max_sequences: MaxSequences = None,
+    token_budget: TokenBudget = None,
+    max_context: MaxContext = None,
+    max_k: MaxK = None,
+    file: ConfigFile = None,
+    lifeline: EndWithStdin = False,
+) -> None:
+    """Serve the target: it verifies proposals and draws every token."""
+    engine = _engine(device, dtype, deterministic, threads, kv_tokens, max_sequences, token_budget, max_context)
+    values = {"listen": listen, "model": model, "max_k": max_k, "engine": engine}
+    _run("target", TargetConfig, file, values, lifeline)
+
+
+def draft(
+    listen: Listen = None,
+    model: Annotated[str | None, typer.Option(help="A built-in name or a Hugging Face directory.")] = None,
+    target_model: Annotated[
+        str | None, typer.Option(help="Gives embedding, head and tokenizer to a draft without its own.")
+    ] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    deterministic: Deterministic = None,
+    threads: Threads = None,
+    kv_tokens: KvTokens = None,
+    max_sequences: MaxSequences = None,
+    token_budget: TokenBudget = None,
+    max_context: MaxContext = None,
+    max_k: MaxK = None,
+    max_branches: Annotated[int | None, typer.Option(help="Most branches of one outcome table.")] = None,
+    file: ConfigFile = None,
+    lifeline: EndWithStdin = False,
+) -> None:
+    """Serve the draft: it anticipates how verifications may end and prepares the next proposals."""
+    engine = _engine(device, dtype, deterministic, threads, kv_tokens, max_sequences, token_budget, max_context)
+    values = {"listen": listen, "model": model, "target_model": target_model, "max_k": max_k, "engine": engine}
+    _run("draft", DraftConfig, file, values | {"max_branches": max_branches}, lifeline)
+
+
+def router(
+    listen: Listen = None,
+    model: Annotated[str | None, typer.Option(help="Whose tokenizer and chat template are used.")] = None,
+    model_name: Annotated[str | None, typer.Option(help="The name clients use.")] = None,
+    targets: Annotated[
+        list[str] | None, typer.Option("--target", help="host:port of a target; may be given several times.")
+    ] = None,
+    drafts: Annotated[
+        list[str] | None, typer.Option("--draft", help="host:port of a draft; may be given several times.")
+    ] = None,
+    no_draft: Annotated[bool, typer.Option("--no-draft", help="Connect to no draft: plain decoding.")] = False,
+    mode: DefaultMode = None,
+    k: DefaultK = None,
+    fan_out: DefaultFanOut = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Output limit of requests that set none.")] = None,
+    max_live: Annotated[int | None, typer.Option(help="Requests admitted at once.")] = None,
+    file: ConfigFile = None,
+    lifeline: EndWithStdin = False,
+) -> None:
+    """Serve the public API; needs a target, and a draft for speed."""
+    if no_draft and drafts:
+        raise CliError("--no-draft and --draft exclude each other", BAD_INPUT)
+    values = {
+        "listen": listen,
+        "model": model,
+        "model_name": model_name,
+        "targets": targets or None,
+        "drafts": [] if no_draft else drafts or None,
+        "mode": mode,
+        "k": k,
+        "fan_out": fan_out,
+        "max_tokens": max_tokens,
+        "max_live": max_live,
+    }
+    _run("router", RouterConfig, file, values, lifeline)
+
+
+def _engine(
+    device: str | None,
+    dtype: str | None,
+    deterministic: bool | None,
+    threads: int | None,
+    kv_tokens: int | None,
+    max_sequences: int | None,
+    token_budget: int | None,
+    max_context: int | None,
+) -> dict[str, Any]:
+    return {
+        "device": device,
+        "dtype": dtype,
+        "deterministic": deterministic,
+        "threads": threads,
+        "kv_tokens": kv_tokens,
+        "max_sequences": max_sequences,
+        "token_budget": token_budget,
+        "max_context": max_context,
+    }
+
+
+def _run(name: str, kind: type[Any], file: Path | None, values: Mapping[str, Any], lifeline: bool) -> None:
+    settings = config.load(kind, name, file=file, overrides=values)
+    if lifeline:
+        end_with_stdin()
+    # By name and only now: the core must not depend on the services, and a router must not import torch.
+    service = importlib.import_module(f"{name}_service.main" if name != "router" else "router.main")
+    try:
+        status = service.main(settings)
+    except StartupError as error:
+        raise CliError(str(error), BAD_INPUT) from None
+    raise typer.Exit(status)

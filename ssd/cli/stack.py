@@ -1,0 +1,157 @@
+"""The three services on one machine: their configurations, the file that carries them, and how to start each."""
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ssd import config
+from ssd.cli.ports import check_free, free_ports
+from ssd.cli.supervisor import ServiceSpec
+from ssd.config import DraftConfig, RouterConfig, TargetConfig
+from ssd.errors import FieldError
+
+HOST = "127.0.0.1"
+DRAIN_S = 1.5  # shorter than a service's own default: all three have to end within the supervisor's limit
+HEALTH_NAMES = {"target": "ssd.v1.TargetService", "draft": "ssd.v1.DraftService", "router": "ssd.v1.InferenceService"}
+
+
+@dataclass(frozen=True)
+class StackOptions:
+    """What the command line may say about a stack; None = not said. Files and SSD_* variables fill in the rest."""
+
+    port: int | None = None  # the router's; target and draft take the next two; 0 = three free ones
+    host: str = HOST  # the router's; target and draft listen on the loopback only
+    target_model: str | None = None
+    draft_model: str | None = None
+    draft: bool = True
+    dtype: str | None = None
+    deterministic: bool | None = None
+    threads: int | None = None
+    mode: str | None = None
+    k: int | None = None
+    fan_out: int | None = None
+    file: Path | None = None
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Configurations that fit together."""
+
+    target: TargetConfig
+    draft: DraftConfig | None
+    router: RouterConfig
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Services in the order of their start: the router last, so that it is the first to be stopped."""
+        return ("target", "router") if self.draft is None else ("target", "draft", "router")
+
+
+def build(options: StackOptions) -> Stack:
+    """Merge options, file and environment. Raises FieldError for bad values, CliError for a port in use."""
+    router_port, target_port, draft_port = _ports(options)
+    engine: dict[str, Any] = {
+        "dtype": options.dtype,
+        "deterministic": options.deterministic,
+        "threads": options.threads,
+    }
+    target_values: dict[str, Any] = {
+        "listen": f"{HOST}:{target_port}",
+        "model": options.target_model,
+        "engine": engine,
+        "drain_s": DRAIN_S,
+    }
+    target = config.load(TargetConfig, "target", file=options.file, overrides=target_values)
+    draft = None
+    if options.draft:
+        draft_values = target_values | {
+            "listen": f"{HOST}:{draft_port}",
+            "model": options.draft_model,
+            "target_model": target.model,
+        }
+        draft = config.load(DraftConfig, "draft", file=options.file, overrides=draft_values)
+    router_values = {
+        "listen": f"{options.host}:{router_port}",
+        "model": target.model,
+        "targets": [target.listen],
+        "drafts": [draft.listen] if draft else [],
+        "mode": options.mode,
+        "k": options.k,
+        "fan_out": options.fan_out,
+        "drain_s": DRAIN_S,
+    }
+    router = config.load(RouterConfig, "router", file=options.file, overrides=router_values)
+    for name, most in (("target", target.max_k), ("draft", draft.max_k if draft else router.k)):
+        if router.k > most:
+            raise FieldError("router.k", f"is {router.k}, above {name}.max_k = {most}")
+    return Stack(_with_threads(target), _with_threads(draft) if draft else None, router)
+
+
+def _ports(options: StackOptions) -> tuple[int, int, int]:
+    if options.port == 0:
+        first, second, third = free_ports(HOST, 3)
+        return first, second, third
+    first = options.port or int(RouterConfig().listen.rpartition(":")[2])
+    if first + 2 > 65535:
+        raise FieldError("port", f"is {first}, but target and draft take the next two and 65535 is the last")
+    check_free(options.host, first, "router")
+    check_free(HOST, first + 1, "target")
+    if options.draft:
+        check_free(HOST, first + 2, "draft")
+    return first, first + 1, first + 2
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _with_threads(one: Any) -> Any:
+    """Target and draft are busy at the same time: threads that outnumber the cores wait for each other in barriers."""
+    if one.engine.threads or one.engine.device != "cpu":
+        return one
+    return dataclasses.replace(one, engine=dataclasses.replace(one.engine, threads=max(1, cores() // 2)))
+
+
+def write(stack: Stack, path: Path) -> None:
+    """The effective configuration as TOML, for the children and for people."""
+    tables = [_table(name, getattr(stack, name)) for name in stack.names]
+    path.write_text("\n".join(tables))
+
+
+def _table(name: str, one: Any) -> str:
+    lines = [f"[{name}]"]
+    nested = []
+    for field in dataclasses.fields(one):
+        value = getattr(one, field.name)
+        if dataclasses.is_dataclass(value):
+            nested.append(_table(f"{name}.{field.name}", value))
+        else:
+            # JSON's strings, numbers, booleans and flat lists are written alike in TOML.
+            plain = list(value) if isinstance(value, tuple) else value
+            lines.append(f"{field.name} = {json.dumps(plain, ensure_ascii=False)}")
+    return "\n".join([*lines, "", *nested])
+
+
+def specs(stack: Stack, file: Path) -> list[ServiceSpec]:
+    """How to start the services from the configuration in `file`."""
+    found = []
+    for name in stack.names:
+        command = (sys.executable, "-m", "ssd.cli", name, "--config", str(file), "--end-with-stdin")
+        found.append(ServiceSpec(name, command, getattr(stack, name).listen, HEALTH_NAMES[name]))
+    return found
+
+
+def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without SSD_* settings: they are in the file already, below the command line's."""
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(tuple(f"SSD_{n.upper()}_" for n in HEALTH_NAMES))
+    }
+    return {"PYTHONUNBUFFERED": "1", **kept}

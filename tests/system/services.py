@@ -1,0 +1,65 @@
+"""The three services as real processes around toy models."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import ssd.cli.stack as stacks
+from ssd.cli.client import Client
+from ssd.cli.stack import Stack, StackOptions
+from ssd.cli.supervisor import ServiceSpec, Supervisor
+
+READY_WITHIN_S = 90.0
+
+
+@dataclass(frozen=True)
+class Toys:
+    """Directories of tiny models that share a tokenizer."""
+
+    target: Path
+    draft: Path  # agrees with the target most of the time
+
+
+@dataclass(frozen=True)
+class System:
+    """Running services. `supervisor[name].process` is there to be killed, `restart` brings it back."""
+
+    supervisor: Supervisor
+    stack: Stack
+    specs: dict[str, ServiceSpec]
+
+    @property
+    def address(self) -> str:
+        """host:port of the router."""
+        return self.stack.router.listen
+
+    def client(self, timeout_s: float = 60.0) -> Client:
+        """A new connection to the router."""
+        return Client(self.address, timeout_s)
+
+    def restart(self, name: str) -> None:
+        """Start a dead service again on its old port and wait until it serves."""
+        self.supervisor.start(self.specs[name])
+        self.supervisor.wait_ready(READY_WITHIN_S)
+
+
+def stack_options(toys: Toys) -> StackOptions:
+    """One thread each, float32, free ports."""
+    return StackOptions(port=0, target_model=str(toys.target), draft_model=str(toys.draft), dtype="float32", threads=1)
+
+
+@contextlib.contextmanager
+def running_system(toys: Toys, folder: Path, **router: object) -> Iterator[System]:
+    """Services that serve. `router`: fields of RouterConfig to set."""
+    stack = stacks.build(stack_options(toys))
+    stack = replace(stack, router=replace(stack.router, **router))  # type: ignore[arg-type]
+    file = folder / "config.toml"
+    stacks.write(stack, file)
+    specs = {spec.name: spec for spec in stacks.specs(stack, file)}
+    with Supervisor(folder, stacks.child_environment(os.environ)) as supervisor:
+        for spec in specs.values():
+            supervisor.start(spec)
+        supervisor.wait_ready(READY_WITHIN_S)
+        yield System(supervisor, stack, specs)
