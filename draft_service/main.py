@@ -82,7 +82,8 @@ def load_engine(config: DraftConfig, progress: LoadProgress) -> DraftEngine:
         dtype=config.engine.dtype,
         device=config.engine.device,
         embedding_from=sources.embedding,
-        deterministic=config.engine.deterministic,
+        # No rounding of the draft can reach the output, so here it has to be asked for.
+        deterministic=config.engine.deterministic == "on",
         progress=progress,
     )
     engine = make_engine(loaded, config, model_info(loaded, config, sources))

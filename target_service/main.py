@@ -19,6 +19,7 @@ from ssd.models.loader import LoadedModel, load_model
 from ssd.rpc.engine_process import LoadProgress, run_engine
 from ssd.rpc.server import Server, StartupError
 from ssd.runtime.blocks import BlockPool
+from ssd.runtime.device import resolve_deterministic
 from ssd.runtime.kv_cache import KVCache
 from ssd.runtime.runner import ModelRunner
 from ssd.telemetry import logging
@@ -51,21 +52,22 @@ async def serve(config: TargetConfig) -> int:
 
 def load_engine(config: TargetConfig, progress: LoadProgress) -> TargetEngine:
     """The engine that `config` describes, warmed up. ModelError or FieldError (both ValueError) for what is wrong."""
-    started = time.monotonic()
-    if config.engine.threads:
-        torch.set_num_threads(config.engine.threads)
+    started, engine = time.monotonic(), config.engine
+    if engine.threads:
+        torch.set_num_threads(engine.threads)
     directory = resolve_model(config.model, progress=progress)
     loaded = load_model(
         directory,
-        dtype=config.engine.dtype,
-        device=config.engine.device,
-        deterministic=config.engine.deterministic,
+        dtype=engine.dtype,
+        device=engine.device,
+        deterministic=resolve_deterministic(engine.deterministic, engine.dtype, engine.device),
         progress=progress,
     )
-    engine = make_engine(loaded, config, model_info(loaded, config, directory))
-    warm_up(engine)
-    log.info("loaded", seconds=round(time.monotonic() - started, 1), dtype=engine.info.dtype)
-    return engine
+    target = make_engine(loaded, config, model_info(loaded, config, directory))
+    warm_up(target)
+    seconds = round(time.monotonic() - started, 1)
+    log.info("loaded", seconds=seconds, dtype=target.info.dtype, deterministic=target.info.deterministic)
+    return target
 
 
 def make_engine(loaded: LoadedModel, config: TargetConfig, info: types_pb2.ModelInfo) -> TargetEngine:

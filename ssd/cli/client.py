@@ -7,7 +7,7 @@ from typing import Self
 
 import grpc
 
-from protos.ssd.v1 import inference_pb2, inference_pb2_grpc
+from protos.ssd.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from ssd.cli.errors import BAD_INPUT, FAILED, CliError
 from ssd.rpc.options import CHANNEL_OPTIONS
 from ssd.rpc.status import details_of
@@ -65,6 +65,13 @@ class Client:
             call.cancel()
         answer.seconds = time.monotonic() - begun
         return answer
+
+    def model(self) -> types_pb2.ModelInfo:
+        """The target's model."""
+        try:
+            return self._stub.GetModelInfo(inference_pb2.GetModelInfoRequest(), timeout=self._timeout_s).model
+        except grpc.RpcError as error:
+            raise self._explained(error, begun=False) from None
 
     def _messages(
         self, call: Iterator[inference_pb2.GenerateStreamResponse], answer: Answer

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import ssd.cli.stack as stacks
-from protos.ssd.v1 import inference_pb2
+from protos.ssd.v1 import inference_pb2, types_pb2
 from ssd.cli.client import Answer, Client
 from ssd.cli.errors import FAILED, INTERRUPTED
 from ssd.cli.generate import show
@@ -52,7 +52,7 @@ def demo(
     max_tokens: Annotated[int, typer.Option(min=1, help="Length of each answer, tokens.")] = 48,
     target_model: TargetModel = None,
     draft_model: DraftModel = None,
-    dtype: Dtype = "float32",
+    dtype: Dtype = None,
     deterministic: Deterministic = None,
     threads: Threads = None,
     k: Annotated[int, typer.Option("--k", help="Proposal length.")] = K,
@@ -82,6 +82,7 @@ def demo(
             running(stack, folder, verbose=verbose) as run,
             Client(stack.router.listen, DEFAULT_TIMEOUT_S) as client,
         ):
+            print(f"\n{arithmetic(client.model())}")
             stream_answers(client, max_tokens)
             run.supervisor.check_alive()
             results = compare_modes(client, max_tokens)
@@ -97,12 +98,16 @@ def demo(
 
 
 def describe(stack: Stack) -> str:
-    """Models, arithmetic and threads in one line."""
-    engine = stack.target.engine
-    kind = f"{engine.dtype}{', deterministic' if engine.deterministic else ''}"
+    """Models, threads and speculation in one line."""
     draft = f", draft {stack.draft.model}" if stack.draft else ""
     speculation = f"K = {stack.router.k}, F = {stack.router.fan_out}"
-    return f"target {stack.target.model}{draft}, {kind}, {engine.threads} thread(s) each, {speculation}"
+    return f"target {stack.target.model}{draft}, {stack.target.engine.threads} thread(s) each, {speculation}"
+
+
+def arithmetic(target: types_pb2.ModelInfo) -> str:
+    """What the identity below is stated for."""
+    kind = "deterministic: no result depends on the batch around it" if target.deterministic else "as torch computes it"
+    return f"The target computes in {target.dtype}, {kind}."
 
 
 def stream_answers(client: Client, max_tokens: int) -> None:

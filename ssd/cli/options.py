@@ -13,7 +13,7 @@ Deterministic = Annotated[
     bool | None,
     typer.Option(
         "--deterministic/--no-deterministic",
-        help="Results that do not depend on batch composition, bit for bit; slower.",
+        help="Results that do not depend on batch composition, bit for bit; slower. Default: in 16 bits on the CPU.",
     ),
 ]
 Threads = Annotated[int | None, typer.Option(help="torch threads of each model process.")]
@@ -42,3 +42,8 @@ Timeout = Annotated[float, typer.Option(help="Deadline of one answer, seconds.")
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_TIMEOUT_S = 600.0
+
+
+def switch(given: bool | None) -> str | None:
+    """A three-way setting from a flag that may be absent."""
+    return None if given is None else ("on" if given else "off")

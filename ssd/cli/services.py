@@ -10,7 +10,7 @@ import typer
 from ssd import config
 from ssd.cli.errors import BAD_INPUT, CliError
 from ssd.cli.lifeline import end_with_stdin
-from ssd.cli.options import ConfigFile, DefaultFanOut, DefaultK, DefaultMode, Deterministic, Dtype, Threads
+from ssd.cli.options import ConfigFile, DefaultFanOut, DefaultK, DefaultMode, Deterministic, Dtype, Threads, switch
 from ssd.config import DraftConfig, RouterConfig, TargetConfig
 from ssd.rpc.server import StartupError
 
@@ -120,7 +120,7 @@ def _engine(
     return {
         "device": device,
         "dtype": dtype,
-        "deterministic": deterministic,
+        "deterministic": switch(deterministic),
         "threads": threads,
         "kv_tokens": kv_tokens,
         "max_sequences": max_sequences,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ssd import config
+from ssd.cli.options import switch
 from ssd.cli.ports import check_free, free_ports
 from ssd.cli.supervisor import ServiceSpec
 from ssd.config import DraftConfig, RouterConfig, TargetConfig
@@ -57,7 +58,7 @@ def build(options: StackOptions) -> Stack:
     router_port, target_port, draft_port = _ports(options)
     engine: dict[str, Any] = {
         "dtype": options.dtype,
-        "deterministic": options.deterministic,
+        "deterministic": switch(options.deterministic),
         "threads": options.threads,
     }
     target_values: dict[str, Any] = {

@@ -41,6 +41,15 @@ def resolve_dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if cpu_multiplies_bfloat16() else torch.float32
 
 
+def resolve_deterministic(switch: str, dtype: str | torch.dtype, device: str | torch.device) -> bool:
+    """Whether a target computes batch by batch alike: `switch` "on" or "off", or "auto" = only where rounding differs
+    visibly between batches, 16 bits on the CPU."""
+    if switch != "auto":
+        return switch == "on"
+    device = resolve_device(device)
+    return device.type == "cpu" and resolve_dtype(dtype, device).itemsize == 2
+
+
 def cpu_multiplies_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     """Whether the CPU has bfloat16 product instructions; without them float32 is the faster dtype."""
     try:

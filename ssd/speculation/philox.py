@@ -29,6 +29,9 @@ class NoiseStream(IntEnum):
     """Independent noise for one (seed, position): the third counter word."""
 
     TARGET = 0
+    DRAFT = 1
+    ACCEPT = 2
+    RESIDUAL = 3
 
 
 def seed_pattern(seed: int) -> int:
@@ -63,6 +66,11 @@ def philox4x32(counter: Quad, key: tuple[Tensor, Tensor]) -> Quad:
 
 def uniform_words(seeds: Tensor, positions: Tensor, vocab: int, *, stream: int = NoiseStream.TARGET) -> Tensor:
     """The uint32 behind each token's noise: int64 [N, vocab] from seeds [N] and positions [N], both int64."""
+    # Branches of one tree often stand at the same position: their noise is the same and computed once.
+    distinct, of_row = torch.unique(torch.stack((seeds, positions), dim=-1), dim=0, return_inverse=True)
+    if len(distinct) < len(seeds):
+        words = uniform_words(distinct[:, 0], distinct[:, 1], vocab, stream=stream)
+        return words.index_select(0, of_row)
     count = seeds.shape[0]
     blocks = -(-vocab // _LANES)
     words = torch.empty((count, blocks, _LANES), dtype=torch.int64, device=seeds.device)
