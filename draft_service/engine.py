@@ -13,7 +13,7 @@ import structlog
 
 from draft_service.admission import Limits, check_ids, plan_of
 from draft_service.drawing import ranked
-from draft_service.mail import Mail, Status
+from draft_service.mail import DraftMail
 from draft_service.room import Room
 from draft_service.scheduler import Scheduler, TrunkJob
 from draft_service.sequence import DraftSequence, Work
@@ -23,6 +23,7 @@ from protos.ssd.v1 import draft_pb2, types_pb2
 from ssd.config import DraftConfig
 from ssd.errors import FieldError
 from ssd.models.config import ModelConfig
+from ssd.rpc.mail import Status
 from ssd.runtime.blocks import BlockPool
 from ssd.runtime.runner import ModelRunner
 from ssd.speculation.proposal import Proposal
@@ -44,7 +45,7 @@ class DraftEngine:
         self.live = Streams()
         self._room = Room(self.live, pool)
         self._scheduler = Scheduler(self._room, config.engine.token_budget)
-        self._mail = Mail()
+        self._mail = DraftMail()
         self._runner = runner
         self._pool = pool
         self._config = config

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,18 +15,16 @@ from draft_service.engine import DraftEngine
 from draft_service.servicer import SERVICE, DraftServicer, Request
 from protos.ssd.v1 import draft_pb2, draft_pb2_grpc, types_pb2
 from ssd.config import DraftConfig
-from ssd.layers.backends import attention_backend
 from ssd.models.builtin import resolve_model
 from ssd.models.checkpoint import Checkpoint
 from ssd.models.config import ModelConfig
 from ssd.models.loader import EMBEDDING, LoadedModel, load_model
 from ssd.rpc.engine_process import LoadProgress, run_engine
+from ssd.rpc.model_info import model_info
 from ssd.rpc.server import Server, StartupError
-from ssd.runtime.blocks import BlockPool
-from ssd.runtime.kv_cache import KVCache
-from ssd.runtime.runner import ModelRunner
+from ssd.runtime.assembly import make_runner
 from ssd.telemetry import logging
-from ssd.tokenizer import TOKENIZER_FILE, tokenizer_digest
+from ssd.tokenizer import TOKENIZER_FILE
 
 WARM_UP_K = 2
 _WARM_UP_STREAM = 0  # the loop numbers its streams from 1
@@ -86,7 +83,10 @@ def load_engine(config: DraftConfig, progress: LoadProgress) -> DraftEngine:
         deterministic=config.engine.deterministic == "on",
         progress=progress,
     )
-    engine = make_engine(loaded, config, model_info(loaded, config, sources))
+    own = sources.tokenizer == sources.model
+    eos_ids = loaded.config.eos_ids if own else ModelConfig.from_directory(sources.tokenizer).eos_ids
+    info = model_info(loaded, config.model, sources.model, config.engine, sources.tokenizer, eos_ids)
+    engine = make_engine(loaded, config, info)
     warm_up(engine)
     log.info("loaded", seconds=round(time.monotonic() - started, 1), dtype=engine.info.dtype)
     return engine
@@ -94,31 +94,8 @@ def load_engine(config: DraftConfig, progress: LoadProgress) -> DraftEngine:
 
 def make_engine(loaded: LoadedModel, config: DraftConfig, info: types_pb2.ModelInfo) -> DraftEngine:
     """An engine with a KV cache of its own around a loaded model."""
-    block_size = config.engine.block_size
-    blocks = config.engine.kv_tokens // block_size
-    backend = attention_backend("auto", loaded.device, deterministic=loaded.deterministic)
-    kv = KVCache.allocate(loaded, blocks=blocks, block_size=block_size)
-    runner = ModelRunner(loaded.model, loaded.config, kv, backend)
-    return DraftEngine(runner, BlockPool(blocks, block_size), loaded.config, config, info)
-
-
-def model_info(loaded: LoadedModel, config: DraftConfig, sources: Sources) -> types_pb2.ModelInfo:
-    """What the process drafts with, for routers and people."""
-    limit = loaded.config.max_position
-    own = sources.tokenizer == sources.model
-    return types_pb2.ModelInfo(
-        name=Path(config.model).name,
-        source=config.model,
-        architecture=_architecture(sources.model),
-        vocab_size=loaded.config.vocab_size,
-        context_length=min(config.engine.max_context or limit, limit),
-        dtype=str(loaded.dtype).removeprefix("torch."),
-        parameters=sum(parameter.numel() for parameter in loaded.model.parameters()),
-        tokenizer_digest=tokenizer_digest(sources.tokenizer),
-        tokenizer_source=str(sources.tokenizer),
-        eos_ids=loaded.config.eos_ids if own else ModelConfig.from_directory(sources.tokenizer).eos_ids,
-        deterministic=loaded.deterministic,
-    )
+    runner, pool = make_runner(loaded, config.engine)
+    return DraftEngine(runner, pool, loaded.config, config, info)
 
 
 def warm_up(engine: DraftEngine) -> None:
@@ -140,8 +117,3 @@ def warm_up(engine: DraftEngine) -> None:
             if response.refused:
                 raise StartupError(f"the model does not draft: {response.refused[0].message}")
     engine.close_stream(_WARM_UP_STREAM)
-
-
-def _architecture(directory: Path) -> str:
-    names = json.loads((directory / "config.json").read_text(encoding="utf-8")).get("architectures") or [""]
-    return str(names[0])

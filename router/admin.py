@@ -45,7 +45,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             core = self._gate.core
             coordinator, totals = core.hub.coordinator, core.hub.coordinator.totals
             response.waiting = len(coordinator.waiting())
-            response.running = core.admission.live - response.waiting
+            response.running = core.hub.live - response.waiting
             response.prompt_tokens = core.admission.prompt_tokens
             response.target.CopyFrom(_sum(core.hub.targets))
             response.draft.CopyFrom(_sum(core.hub.drafts))

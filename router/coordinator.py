@@ -220,7 +220,6 @@ class Coordinator:
     def _end(self, live: Live, *, ended: bool = False) -> None:
         """Free a sequence everywhere. ended: its target has done so."""
         del self._live[live.sequence]
-        self._changed.pop(live.sequence, None)
         self._cache.forget(live.sequence)
         self._places.leave_target(live, ended=ended)
         self._places.leave_draft(live, ended=False)

@@ -74,11 +74,21 @@ class Generations:
             raise ApiError(grpc.StatusCode.DEADLINE_EXCEEDED, "the call's deadline passed") from None
 
     async def warm_up(self) -> None:
-        """One token through a target, by the way of every request. Raises ApiError when that fails."""
+        """One token through a target, by the way of every request but admission. Raises ApiError when that fails."""
         request = inference_pb2.GenerateRequest(
             token_ids=inference_pb2.TokenIds(ids=[0]), stop=inference_pb2.StopParameters(max_tokens=1)
         )
-        await self.run(request, WARM_UP_WITHIN_S, _ignore)
+        checked, plan = await self._prepare(request)
+        request_id = uuid.uuid4().hex
+        session = self._session(request, request_id, checked, plan)
+        try:
+            async with asyncio.timeout(WARM_UP_WITHIN_S):
+                with self.hub.generation(request_id, plan, session) as delivery:
+                    while await delivery.next() is not None:
+                        continue
+        except TimeoutError:
+            message = f"no token within {WARM_UP_WITHIN_S:g} s"
+            raise ApiError(grpc.StatusCode.DEADLINE_EXCEEDED, message) from None
 
     async def _prepare(self, request: inference_pb2.GenerateRequest) -> tuple[validation.Checked, Plan]:
         validation.check_model(request.model, self.name)
@@ -108,7 +118,3 @@ class Generations:
 
     def _time_is_up(self, request_id: str) -> None:
         self.hub.end(request_id, types_pb2.FINISH_REASON_TIME_LIMIT)
-
-
-async def _ignore(message: inference_pb2.GenerateStreamResponse) -> None:
-    pass

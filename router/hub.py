@@ -144,7 +144,8 @@ class Hub:
         self._changed.set()
         refusal = self._refusal(peer, welcome)
         if refusal is not None:
-            log.error("peer incompatible", role=peer.role.name, address=peer.address, reason=refusal)
+            if refusal != peer.detail:  # once, not at each attempt
+                log.error("peer incompatible", role=peer.role.name, address=peer.address, reason=refusal)
             return refusal
         self._connections[connection] = peer
         if peer.role is TARGET:

@@ -6,12 +6,26 @@ all end at the token that completed one.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from protos.ssd.v1 import inference_pb2, target_pb2, types_pb2
 from router.detokenizer import Detokenizer
 from router.live import Totals
 from router.stops import StopTexts
+
+# With 20 alternatives each, this many tokens stay far below the limit of a message.
+MESSAGE_TOKENS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one outcome added. A part may have text without ids: what is left over at the end."""
+
+    text: str
+    ids: Sequence[int] = ()
+    logprobs: Sequence[types_pb2.TokenLogprob] = ()
 
 
 @dataclass
@@ -30,11 +44,8 @@ class Session:
     cached_tokens: int = 0
     generated: int = 0
     finish: inference_pb2.Finish | None = None
-    behind: int = 0  # outcomes taken in since the last `take`
     done: bool = False  # the last message was taken
-    _text: list[str] = field(default_factory=list)
-    _ids: list[int] = field(default_factory=list)
-    _logprobs: list[types_pb2.TokenLogprob] = field(default_factory=list)
+    _parts: deque[_Part] = field(default_factory=deque)
     _first: bool = True
 
     def feed(self, outcome: target_pb2.StepOutcome, totals: Totals) -> bool:
@@ -42,20 +53,18 @@ class Session:
         if self.finish is not None:
             return True
         self.totals = totals
-        self.behind += 1
         if not self.generated:
             self.cached_tokens = outcome.cached_tokens
-        for index, token_id in enumerate(outcome.ids):
-            self._ids.append(token_id)
+        text: list[str] = []
+        for index, token_id in enumerate(outcome.ids, start=1):
             self.generated += 1
             scan = self.stops.push(self.detokenizer.push(token_id), active=self.generated > self.min_tokens)
-            if scan.text:
-                self._text.append(scan.text)
+            text.append(scan.text)
             if scan.stop is not None:
-                self._logprobs.extend(outcome.logprobs[: index + 1])
+                self._parts.append(_Part("".join(text), outcome.ids[:index], outcome.logprobs[:index]))
                 self.finish = inference_pb2.Finish(reason=types_pb2.FINISH_REASON_STOP, stop_text=scan.stop)
                 return True
-        self._logprobs.extend(outcome.logprobs)
+        self._parts.append(_Part("".join(text), outcome.ids, outcome.logprobs))
         if outcome.finish:
             self.end(outcome.finish, outcome.stop_id if outcome.finish == types_pb2.FINISH_REASON_STOP else None)
         return self.finish is not None
@@ -66,24 +75,36 @@ class Session:
             return
         # What is left of an incomplete character comes after the text that a stop might have begun with.
         rest = self.stops.push(self.detokenizer.flush(), active=False)
-        self._text += [rest.text, self.stops.flush()]
+        self._parts.append(_Part(rest.text + self.stops.flush()))
         self.finish = inference_pb2.Finish(reason=reason, stop_id=stop_id)
 
+    @property
+    def behind(self) -> int:
+        """Outcomes that were not taken yet."""
+        return len(self._parts)
+
     def take(self) -> inference_pb2.GenerateStreamResponse | None:
-        """Everything since the last call as one message; None when there is nothing to say."""
-        if self.done or not (self._first or self._ids or self._text or self.finish is not None):
+        """What was not taken yet as one message, or the first of several; None when there is nothing to say."""
+        if self.done or not (self._first or self._parts or self.finish is not None):
             return None
-        message = inference_pb2.GenerateStreamResponse(
-            text="".join(self._text), token_ids=self._ids, logprobs=self._logprobs, finish=self.finish
-        )
+        message = inference_pb2.GenerateStreamResponse()
+        text: list[str] = []
+        while self._parts:
+            part = self._parts[0]
+            if message.token_ids and len(message.token_ids) + len(part.ids) > MESSAGE_TOKENS:
+                break
+            self._parts.popleft()
+            text.append(part.text)
+            message.token_ids.extend(part.ids)
+            message.logprobs.extend(part.logprobs)
+        message.text = "".join(text)
         if self._first:
             message.start.CopyFrom(self.start)
             self._first = False
-        if self.finish is not None:
+        if self.finish is not None and not self._parts:
+            message.finish.CopyFrom(self.finish)
             message.usage.CopyFrom(self.usage())
             self.done = True
-        self._text, self._ids, self._logprobs = [], [], []
-        self.behind = 0
         return message
 
     def usage(self) -> inference_pb2.Usage:

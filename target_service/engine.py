@@ -16,6 +16,7 @@ from ssd.config import TargetConfig
 from ssd.errors import FieldError
 from ssd.models.config import ModelConfig
 from ssd.proto_convert import outcome_table, proposal
+from ssd.rpc.mail import Mail, Status
 from ssd.runtime.blocks import BlockPool, BlockTable
 from ssd.runtime.runner import ModelRunner
 from ssd.speculation.cache import SpeculationCache
@@ -23,7 +24,7 @@ from ssd.speculation.finish import cut
 from ssd.speculation.sampling import Draw, draw
 from ssd.speculation.verify import verify
 from target_service.admission import Limits, terms_of
-from target_service.mail import Mail, Status, step_outcome
+from target_service.mail import step_outcome
 from target_service.patience import Patience
 from target_service.roster import Roster
 from target_service.scheduler import Scheduler, StepRow
@@ -49,7 +50,7 @@ class TargetEngine:
         self._runner = runner
         self._pool = pool
         self._config = config
-        self._mail = Mail()
+        self._mail = Mail(target_pb2.TargetServiceServeResponse)
         self._numbers = itertools.count(1)
         self._dropped = 0
 

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import time
-from pathlib import Path
 
 import structlog
 import torch
 
 from protos.ssd.v1 import target_pb2, target_pb2_grpc, types_pb2
 from ssd.config import TargetConfig
-from ssd.layers.backends import attention_backend
 from ssd.models.builtin import resolve_model
 from ssd.models.loader import LoadedModel, load_model
 from ssd.rpc.engine_process import LoadProgress, run_engine
+from ssd.rpc.model_info import model_info
 from ssd.rpc.server import Server, StartupError
-from ssd.runtime.blocks import BlockPool
+from ssd.runtime.assembly import make_runner
 from ssd.runtime.device import resolve_deterministic
-from ssd.runtime.kv_cache import KVCache
-from ssd.runtime.runner import ModelRunner
 from ssd.telemetry import logging
-from ssd.tokenizer import tokenizer_digest
 from target_service.engine import TargetEngine
 from target_service.servicer import SERVICE, Request, TargetServicer
 
@@ -63,7 +58,8 @@ def load_engine(config: TargetConfig, progress: LoadProgress) -> TargetEngine:
         deterministic=resolve_deterministic(engine.deterministic, engine.dtype, engine.device),
         progress=progress,
     )
-    target = make_engine(loaded, config, model_info(loaded, config, directory))
+    info = model_info(loaded, config.model, directory, engine, directory, loaded.config.eos_ids)
+    target = make_engine(loaded, config, info)
     warm_up(target)
     seconds = round(time.monotonic() - started, 1)
     log.info("loaded", seconds=seconds, dtype=target.info.dtype, deterministic=target.info.deterministic)
@@ -72,30 +68,8 @@ def load_engine(config: TargetConfig, progress: LoadProgress) -> TargetEngine:
 
 def make_engine(loaded: LoadedModel, config: TargetConfig, info: types_pb2.ModelInfo) -> TargetEngine:
     """An engine with a KV cache of its own around a loaded model."""
-    block_size = config.engine.block_size
-    blocks = config.engine.kv_tokens // block_size
-    backend = attention_backend("auto", loaded.device, deterministic=loaded.deterministic)
-    kv = KVCache.allocate(loaded, blocks=blocks, block_size=block_size)
-    runner = ModelRunner(loaded.model, loaded.config, kv, backend)
-    return TargetEngine(runner, BlockPool(blocks, block_size), loaded.config, config, info)
-
-
-def model_info(loaded: LoadedModel, config: TargetConfig, directory: Path) -> types_pb2.ModelInfo:
-    """What the process serves, for routers and people."""
-    limit = loaded.config.max_position
-    return types_pb2.ModelInfo(
-        name=Path(config.model).name,
-        source=config.model,
-        architecture=_architecture(directory),
-        vocab_size=loaded.config.vocab_size,
-        context_length=min(config.engine.max_context or limit, limit),
-        dtype=str(loaded.dtype).removeprefix("torch."),
-        parameters=sum(parameter.numel() for parameter in loaded.model.parameters()),
-        tokenizer_digest=tokenizer_digest(directory),
-        tokenizer_source=str(directory),
-        eos_ids=loaded.config.eos_ids,
-        deterministic=loaded.deterministic,
-    )
+    runner, pool = make_runner(loaded, config.engine)
+    return TargetEngine(runner, pool, loaded.config, config, info)
 
 
 def warm_up(engine: TargetEngine) -> None:
@@ -114,8 +88,3 @@ def warm_up(engine: TargetEngine) -> None:
             if response.refused:
                 raise StartupError(f"the model does not generate: {response.refused[0].message}")
     engine.close_stream(_WARM_UP_STREAM)
-
-
-def _architecture(directory: Path) -> str:
-    names = json.loads((directory / "config.json").read_text(encoding="utf-8")).get("architectures") or [""]
-    return str(names[0])

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import NoReturn
 
 import grpc
 
 from protos.ssd.v1 import target_pb2, target_pb2_grpc
 from ssd.epoch import new_epoch
 from ssd.rpc.engine_loop import EngineLoop
-from ssd.rpc.status import abort, unavailable
-from ssd.rpc.stream_server import StreamServer
+from ssd.rpc.stream_server import StreamServer, StreamServicer
 from target_service.engine import TargetEngine
 
 SERVICE = "ssd.v1.TargetService"
@@ -20,22 +18,18 @@ Request = target_pb2.TargetServiceServeRequest
 Response = target_pb2.TargetServiceServeResponse
 
 
-class TargetServicer(target_pb2_grpc.TargetServiceServicer):
+class TargetServicer(StreamServicer[Request, Response], target_pb2_grpc.TargetServiceServicer):
     """UNAVAILABLE until `begin`."""
-
-    def __init__(self) -> None:
-        self._epoch = new_epoch()
-        self._streams: StreamServer[Request, Response] | None = None
 
     def begin(self, engine: TargetEngine, loop: EngineLoop[Request, Response]) -> None:
         """The engine is ready and its loop runs."""
-        self._streams = StreamServer(loop, Response, engine.welcome(self._epoch))
+        self.serve_with(StreamServer(loop, Response, engine.welcome(new_epoch())))
 
     async def Serve(  # noqa: N802 - gRPC's name
         self, requests: AsyncIterator[Request], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[Response]:
         """One router's stream."""
-        streams = self._streams or await _not_ready(context)
+        streams = await self.streams(context)
         async for response in streams.serve(requests, context):
             yield response
 
@@ -43,11 +37,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         self, request: target_pb2.TargetServiceGetStatusRequest, context: grpc.aio.ServicerContext
     ) -> target_pb2.TargetServiceGetStatusResponse:
         """Identity and occupancy as of the last step."""
-        streams = self._streams or await _not_ready(context)
+        streams = await self.streams(context)
         return target_pb2.TargetServiceGetStatusResponse(
             epoch=streams.welcome.epoch, model=streams.welcome.model, load=streams.loop.load
         )
-
-
-async def _not_ready(context: grpc.aio.ServicerContext) -> NoReturn:
-    await abort(context, unavailable("STARTING", "the model is still loading"))

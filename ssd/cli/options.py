@@ -31,7 +31,7 @@ Temperature = Annotated[float | None, typer.Option(help="0 takes the most likely
 TopP = Annotated[float | None, typer.Option(help="Nucleus size, (0, 1].")]
 TopK = Annotated[int | None, typer.Option(help="Number of tokens kept; 0 = all.")]
 MinP = Annotated[float | None, typer.Option(help="Keep tokens with p >= min_p times the largest p.")]
-RepetitionPenalty = Annotated[float | None, typer.Option(help="(0, 10], over prompt and output; 1 = none.")]
+RepetitionPenalty = Annotated[float | None, typer.Option(help="0.01 to 10, over prompt and output; 1 = none.")]
 PresencePenalty = Annotated[float | None, typer.Option(help="-2 to 2, over the output.")]
 FrequencyPenalty = Annotated[float | None, typer.Option(help="-2 to 2, over the output, for each occurrence.")]
 Seed = Annotated[int | None, typer.Option(help="Same seed, same tokens, in every mode.")]

@@ -10,7 +10,7 @@ import structlog
 
 from protos.ssd.v1 import types_pb2
 from ssd.rpc.engine_loop import EngineLoop, Outbox
-from ssd.rpc.status import abort
+from ssd.rpc.status import abort, unavailable
 
 HELLO_WITHIN_S = 10.0
 
@@ -75,6 +75,21 @@ class StreamServer(Generic[In, Out]):
                 outbox.put(self.envelope(pong=pong))
             else:
                 self.loop.submit(stream, request)
+
+
+class StreamServicer(Generic[In, Out]):
+    """The state of a servicer around a StreamServer that comes to be when the model is loaded."""
+
+    def __init__(self) -> None:
+        self._streams: StreamServer[In, Out] | None = None
+
+    def serve_with(self, streams: StreamServer[In, Out]) -> None:
+        """The engine is ready and its loop runs."""
+        self._streams = streams
+
+    async def streams(self, context: grpc.aio.ServicerContext) -> StreamServer[In, Out]:
+        """The server of streams; until there is one, calls end with UNAVAILABLE."""
+        return self._streams or await abort(context, unavailable("STARTING", "the model is still loading"))
 
 
 _READER_ENDED = object()

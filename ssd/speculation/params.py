@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ssd.errors import FieldError
 
 MAX_TEMPERATURE = 100.0
-MAX_REPETITION_PENALTY = 10.0
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 10.0  # less would overflow a logit
 MAX_ADDITIVE_PENALTY = 2.0
 MAX_LOGIT_BIAS = 100.0
 MAX_LOGPROBS = 20
@@ -23,7 +23,7 @@ class SamplingParams:
     top_k                keep the k most likely tokens, 0 = off
     top_p                keep the smallest set whose mass reaches p, in (0, 1], 1 = off
     min_p                keep tokens at least min_p times as likely as the likeliest, in [0, 1], 0 = off
-    repetition_penalty   divides positive, multiplies negative logits of prompt and output tokens, in (0, 10], 1 = off
+    repetition_penalty   divides positive, multiplies negative logits of prompt and output tokens, in [.01, 10], 1 = off
     presence_penalty     subtracted once from tokens of the output, in [-2, 2]
     frequency_penalty    subtracted once per occurrence in the output, in [-2, 2]
     logit_bias           (token id, addend in [-100, 100]) pairs, each id once
@@ -63,7 +63,7 @@ class SamplingParams:
         _check_count("top_k", self.top_k)
         _check_range("top_p", self.top_p, 0.0, 1.0, low_excluded=True)
         _check_range("min_p", self.min_p, 0.0, 1.0)
-        _check_range("repetition_penalty", self.repetition_penalty, 0.0, MAX_REPETITION_PENALTY, low_excluded=True)
+        _check_range("repetition_penalty", self.repetition_penalty, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
         _check_range("presence_penalty", self.presence_penalty, -MAX_ADDITIVE_PENALTY, MAX_ADDITIVE_PENALTY)
         _check_range("frequency_penalty", self.frequency_penalty, -MAX_ADDITIVE_PENALTY, MAX_ADDITIVE_PENALTY)
         self._check_logit_bias(vocab_size)

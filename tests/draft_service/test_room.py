@@ -2,9 +2,9 @@
 
 import pytest
 
-from draft_service.mail import Status
 from protos.ssd.v1 import draft_pb2, types_pb2
 from ssd.models.loader import LoadedModel
+from ssd.rpc.mail import Status
 from tests.draft_service.harness import BLOCK, Reference, Request, Wire, make_engine
 
 PROMPT = (5, 4, 3, 2, 1, 99)

@@ -10,7 +10,8 @@ from google.rpc import error_details_pb2
 
 from protos.ssd.v1 import admin_pb2, inference_pb2, types_pb2
 from ssd.rpc.status import details_of
-from tests.router.fakes import LIMIT_S, FakeDraft, FakeTarget, request, rest, running, story
+from tests.router.fakes import LIMIT_S, FakeDraft, FakeTarget, story
+from tests.router.running import request, rest, running
 
 
 async def load(router):

@@ -15,18 +15,8 @@ from protos.ssd.v1 import admin_pb2, inference_pb2, types_pb2
 from router.main import serve
 from ssd.config import RouterConfig
 from ssd.rpc.server import StartupError
-from tests.router.fakes import (
-    HOST,
-    LIMIT_S,
-    FakeDraft,
-    FakeTarget,
-    free_port,
-    model_directory,
-    request,
-    rest,
-    running,
-    text_of,
-)
+from tests.router.fakes import HOST, LIMIT_S, FakeDraft, FakeTarget, free_port, model_directory, text_of
+from tests.router.running import request, rest, running
 
 INFERENCE, ADMIN, DRAFT = "ssd.v1.InferenceService", "ssd.v1.AdminService", "ssd.v1.Draft"
 

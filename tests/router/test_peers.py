@@ -6,7 +6,8 @@ import grpc
 import pytest
 
 from protos.ssd.v1 import admin_pb2, inference_pb2, target_pb2, types_pb2
-from tests.router.fakes import LIMIT_S, FakeDraft, FakeTarget, add, request, rest, running, story, text_of
+from tests.router.fakes import LIMIT_S, FakeDraft, FakeTarget, story, text_of
+from tests.router.running import add, request, rest, running
 from tests.toy import EOS
 
 

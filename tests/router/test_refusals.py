@@ -9,7 +9,8 @@ from google.rpc import error_details_pb2
 from protos.ssd.v1 import admin_pb2, inference_pb2, types_pb2
 from ssd.rpc.options import MAX_MESSAGE_BYTES
 from ssd.rpc.status import details_of
-from tests.router.fakes import FakeTarget, request, running
+from tests.router.fakes import FakeTarget
+from tests.router.running import request, running
 from tests.toy import VOCAB
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT

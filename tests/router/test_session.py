@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from protos.ssd.v1 import inference_pb2, target_pb2, types_pb2
 from router.detokenizer import ByteLevelDetokenizer
 from router.live import Totals
-from router.session import Session
+from router.session import MESSAGE_TOKENS, Session
 from router.stops import StopTexts
 
 STOP, LENGTH = types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH
@@ -163,6 +163,20 @@ def test_usage_and_finish_come_once_on_the_last_message():
     )
     assert one.done
     assert one.take() is None
+
+
+def test_what_gathered_for_long_comes_in_several_messages_and_the_end_with_the_last():
+    one = session(["zz"])
+    count = MESSAGE_TOKENS // 10
+    for _ in range(count * 2):
+        one.feed(outcome([0] * 10), Totals())
+    one.feed(outcome([1], LENGTH), Totals())
+    messages = []
+    while (message := one.take()) is not None:
+        messages.append(message)
+    assert [len(message.token_ids) for message in messages] == [count * 10, count * 10 + 1]
+    assert "".join(message.text for message in messages) == "a" * 20 * count + "b"
+    assert [message.HasField("finish") for message in messages] == [False, True]
 
 
 def test_the_first_end_counts():

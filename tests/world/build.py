@@ -8,12 +8,10 @@ import torch
 
 from draft_service.engine import DraftEngine
 from protos.ssd.v1 import types_pb2
-from ssd.config import DraftConfig, EngineConfig, TargetConfig
-from ssd.layers.attention_torch import TorchAttention
+from ssd.config import DraftConfig, TargetConfig
 from ssd.models.loader import LoadedModel, load_model
+from ssd.runtime.assembly import make_runner
 from ssd.runtime.blocks import BlockPool
-from ssd.runtime.kv_cache import KVCache
-from ssd.runtime.runner import ModelRunner
 from target_service.engine import TargetEngine
 from tests import toy
 
@@ -53,17 +51,11 @@ def info(vocab_size: int = toy.VOCAB) -> types_pb2.ModelInfo:
     return types_pb2.ModelInfo(name="toy", vocab_size=vocab_size, context_length=1024)
 
 
-def _runner(loaded: LoadedModel, engine: EngineConfig) -> tuple[ModelRunner, BlockPool]:
-    blocks = engine.kv_tokens // engine.block_size
-    kv = KVCache.allocate(loaded, blocks=blocks, block_size=engine.block_size)
-    return ModelRunner(loaded.model, loaded.config, kv, TorchAttention()), BlockPool(blocks, engine.block_size)
-
-
 def target_engine(loaded: LoadedModel, config: TargetConfig) -> tuple[TargetEngine, BlockPool]:
-    runner, pool = _runner(loaded, config.engine)
+    runner, pool = make_runner(loaded, config.engine)
     return TargetEngine(runner, pool, loaded.config, config, info()), pool
 
 
 def draft_engine(loaded: LoadedModel, config: DraftConfig) -> tuple[DraftEngine, BlockPool]:
-    runner, pool = _runner(loaded, config.engine)
+    runner, pool = make_runner(loaded, config.engine)
     return DraftEngine(runner, pool, loaded.config, config, info()), pool
