@@ -92,7 +92,7 @@ class InspectSpeculationRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class InspectSpeculationResponse(_message.Message):
-    __slots__ = ("sequence", "committed_len", "mode", "drafting", "tables", "proposals", "rounds", "hits", "misses")
+    __slots__ = ("sequence", "committed_len", "mode", "drafting", "tables", "proposals", "rounds", "hits", "misses", "decision", "statistics")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_LEN_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +102,8 @@ class InspectSpeculationResponse(_message.Message):
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     HITS_FIELD_NUMBER: _ClassVar[int]
     MISSES_FIELD_NUMBER: _ClassVar[int]
+    DECISION_FIELD_NUMBER: _ClassVar[int]
+    STATISTICS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     committed_len: int
     mode: _types_pb2.Mode
@@ -111,4 +113,51 @@ class InspectSpeculationResponse(_message.Message):
     rounds: int
     hits: int
     misses: int
-    def __init__(self, sequence: _Optional[int] = ..., committed_len: _Optional[int] = ..., mode: _Optional[_Union[_types_pb2.Mode, str]] = ..., drafting: bool = ..., tables: _Optional[_Iterable[_Union[_types_pb2.OutcomeTable, _Mapping]]] = ..., proposals: _Optional[_Iterable[_Union[_types_pb2.Proposal, _Mapping]]] = ..., rounds: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ...) -> None: ...
+    decision: GovernorDecision
+    statistics: AcceptanceStatistics
+    def __init__(self, sequence: _Optional[int] = ..., committed_len: _Optional[int] = ..., mode: _Optional[_Union[_types_pb2.Mode, str]] = ..., drafting: bool = ..., tables: _Optional[_Iterable[_Union[_types_pb2.OutcomeTable, _Mapping]]] = ..., proposals: _Optional[_Iterable[_Union[_types_pb2.Proposal, _Mapping]]] = ..., rounds: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., decision: _Optional[_Union[GovernorDecision, _Mapping]] = ..., statistics: _Optional[_Union[AcceptanceStatistics, _Mapping]] = ...) -> None: ...
+
+class GovernorDecision(_message.Message):
+    __slots__ = ("mode", "k", "depth", "budget", "fallback", "fan_out", "predicted_tokens_per_s", "t_primary", "hit_rate", "probe", "reason")
+    class PredictedTokensPerSEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    K_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
+    FALLBACK_FIELD_NUMBER: _ClassVar[int]
+    FAN_OUT_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    T_PRIMARY_FIELD_NUMBER: _ClassVar[int]
+    HIT_RATE_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    mode: _types_pb2.Mode
+    k: int
+    depth: int
+    budget: int
+    fallback: _types_pb2.Fallback
+    fan_out: _containers.RepeatedScalarFieldContainer[int]
+    predicted_tokens_per_s: _containers.ScalarMap[str, float]
+    t_primary: float
+    hit_rate: float
+    probe: bool
+    reason: str
+    def __init__(self, mode: _Optional[_Union[_types_pb2.Mode, str]] = ..., k: _Optional[int] = ..., depth: _Optional[int] = ..., budget: _Optional[int] = ..., fallback: _Optional[_Union[_types_pb2.Fallback, str]] = ..., fan_out: _Optional[_Iterable[int]] = ..., predicted_tokens_per_s: _Optional[_Mapping[str, float]] = ..., t_primary: _Optional[float] = ..., hit_rate: _Optional[float] = ..., probe: bool = ..., reason: _Optional[str] = ...) -> None: ...
+
+class AcceptanceStatistics(_message.Message):
+    __slots__ = ("acceptance", "acceptance_at", "coverage", "observations")
+    ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_AT_FIELD_NUMBER: _ClassVar[int]
+    COVERAGE_FIELD_NUMBER: _ClassVar[int]
+    OBSERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    acceptance: float
+    acceptance_at: _containers.RepeatedScalarFieldContainer[float]
+    coverage: _containers.RepeatedScalarFieldContainer[float]
+    observations: float
+    def __init__(self, acceptance: _Optional[float] = ..., acceptance_at: _Optional[_Iterable[float]] = ..., coverage: _Optional[_Iterable[float]] = ..., observations: _Optional[float] = ...) -> None: ...

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.ssd.v1 import types_pb2 as ssd_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16ssd/v1/inference.proto\x12\x06ssd.v1\x1a\x12ssd/v1/types.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"2\n\tChatInput\x12%\n\x08messages\x18\x01 \x03(\x0b\x32\x13.ssd.v1.ChatMessage\"\x8b\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12!\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x11.ssd.v1.ChatInputH\x00\x12%\n\ttoken_ids\x18\x05 \x01(\x0b\x32\x10.ssd.v1.TokenIdsH\x00\x12,\n\x08sampling\x18\x06 \x01(\x0b\x32\x1a.ssd.v1.SamplingParameters\x12$\n\x04stop\x18\x07 \x01(\x0b\x32\x16.ssd.v1.StopParameters\x12(\n\x06output\x18\x08 \x01(\x0b\x32\x18.ssd.v1.OutputParameters\x12\x32\n\x0bspeculation\x18\t \x01(\x0b\x32\x1d.ssd.v1.SpeculationParameters\x12\x19\n\x0ctime_limit_s\x18\n \x01(\x01H\x01\x88\x01\x01\x12\x0e\n\x01n\x18\x0b \x01(\rH\x02\x88\x01\x01\x42\x07\n\x05inputB\x0f\n\r_time_limit_sB\x04\n\x02_n\"\x9d\x01\n\x0eStopParameters\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\r\n\x05texts\x18\x03 \x03(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x12\n\nignore_eos\x18\x05 \x01(\x08\x12\x19\n\x11include_stop_text\x18\x06 \x01(\x08\x42\r\n\x0b_max_tokens\"\xb5\x01\n\x10OutputParameters\x12\x15\n\x08logprobs\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0especial_tokens\x18\x02 \x01(\x08\x12\x1c\n\x0fprompt_logprobs\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x13\n\x0bjson_schema\x18\x04 \x01(\t\x12\r\n\x05regex\x18\x05 \x01(\t\x12\x0f\n\x07grammar\x18\x06 \x01(\tB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"k\n\x15SpeculationParameters\x12\x1a\n\x04mode\x18\x01 \x01(\x0e\x32\x0c.ssd.v1.Mode\x12\x0e\n\x01k\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x07\x66\x61n_out\x18\x03 \x01(\rH\x01\x88\x01\x01\x42\x04\n\x02_kB\n\n\x08_fan_out\"c\n\x06\x46inish\x12$\n\x06reason\x18\x01 \x01(\x0e\x32\x14.ssd.v1.FinishReason\x12\x11\n\tstop_text\x18\x02 \x01(\t\x12\x14\n\x07stop_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\n\n\x08_stop_id\"\xbe\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x0e\n\x06rounds\x18\x04 \x01(\r\x12\x10\n\x08proposed\x18\x05 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x06 \x01(\r\x12\x0c\n\x04hits\x18\x07 \x01(\r\x12\x0e\n\x06misses\x18\x08 \x01(\r\x12\x1a\n\x04mode\x18\t \x01(\x0e\x32\x0c.ssd.v1.Mode\"Y\n\x0fGenerationStart\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\"\xc7\x01\n\x16GenerateStreamResponse\x12&\n\x05start\x18\x01 \x01(\x0b\x32\x17.ssd.v1.GenerationStart\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12&\n\x08logprobs\x18\x04 \x03(\x0b\x32\x14.ssd.v1.TokenLogprob\x12\x1e\n\x06\x66inish\x18\x05 \x01(\x0b\x32\x0e.ssd.v1.Finish\x12\x1c\n\x05usage\x18\x06 \x01(\x0b\x32\r.ssd.v1.Usage\"\xc1\x01\n\x10GenerateResponse\x12&\n\x05start\x18\x01 \x01(\x0b\x32\x17.ssd.v1.GenerationStart\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12&\n\x08logprobs\x18\x04 \x03(\x0b\x32\x14.ssd.v1.TokenLogprob\x12\x1e\n\x06\x66inish\x18\x05 \x01(\x0b\x32\x0e.ssd.v1.Finish\x12\x1c\n\x05usage\x18\x06 \x01(\x0b\x32\r.ssd.v1.Usage\"\\\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12!\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x11.ssd.v1.ChatInputH\x00\x42\x07\n\x05input\"\x1f\n\x10TokenizeResponse\x12\x0b\n\x03ids\x18\x01 \x03(\r\"G\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12\x16\n\x0especial_tokens\x18\x03 \x01(\x08\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"$\n\x13GetModelInfoRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xe2\x01\n\x14GetModelInfoResponse\x12 \n\x05model\x18\x01 \x01(\x0b\x32\x11.ssd.v1.ModelInfo\x12 \n\x05\x64raft\x18\x02 \x01(\x0b\x32\x11.ssd.v1.ModelInfo\x12/\n\x08\x64\x65\x66\x61ults\x18\x03 \x01(\x0b\x32\x1d.ssd.v1.SpeculationParameters\x12\r\n\x05max_k\x18\x04 \x01(\r\x12\x13\n\x0bmax_fan_out\x18\x05 \x01(\r\x12\x19\n\x11max_prompt_tokens\x18\x06 \x01(\r\x12\x16\n\x0emax_stop_texts\x18\x07 \x01(\r\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"!\n\rAbortResponse\x12\x10\n\x08was_live\x18\x01 \x01(\x08\x32\xa3\x03\n\x10InferenceService\x12=\n\x08Generate\x12\x17.ssd.v1.GenerateRequest\x1a\x18.ssd.v1.GenerateResponse\x12K\n\x0eGenerateStream\x12\x17.ssd.v1.GenerateRequest\x1a\x1e.ssd.v1.GenerateStreamResponse0\x01\x12=\n\x08Tokenize\x12\x17.ssd.v1.TokenizeRequest\x1a\x18.ssd.v1.TokenizeResponse\x12\x43\n\nDetokenize\x12\x19.ssd.v1.DetokenizeRequest\x1a\x1a.ssd.v1.DetokenizeResponse\x12I\n\x0cGetModelInfo\x12\x1b.ssd.v1.GetModelInfoRequest\x1a\x1c.ssd.v1.GetModelInfoResponse\x12\x34\n\x05\x41\x62ort\x12\x14.ssd.v1.AbortRequest\x1a\x15.ssd.v1.AbortResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16ssd/v1/inference.proto\x12\x06ssd.v1\x1a\x12ssd/v1/types.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"2\n\tChatInput\x12%\n\x08messages\x18\x01 \x03(\x0b\x32\x13.ssd.v1.ChatMessage\"\x8b\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12!\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x11.ssd.v1.ChatInputH\x00\x12%\n\ttoken_ids\x18\x05 \x01(\x0b\x32\x10.ssd.v1.TokenIdsH\x00\x12,\n\x08sampling\x18\x06 \x01(\x0b\x32\x1a.ssd.v1.SamplingParameters\x12$\n\x04stop\x18\x07 \x01(\x0b\x32\x16.ssd.v1.StopParameters\x12(\n\x06output\x18\x08 \x01(\x0b\x32\x18.ssd.v1.OutputParameters\x12\x32\n\x0bspeculation\x18\t \x01(\x0b\x32\x1d.ssd.v1.SpeculationParameters\x12\x19\n\x0ctime_limit_s\x18\n \x01(\x01H\x01\x88\x01\x01\x12\x0e\n\x01n\x18\x0b \x01(\rH\x02\x88\x01\x01\x42\x07\n\x05inputB\x0f\n\r_time_limit_sB\x04\n\x02_n\"\x9d\x01\n\x0eStopParameters\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\r\n\x05texts\x18\x03 \x03(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x12\n\nignore_eos\x18\x05 \x01(\x08\x12\x19\n\x11include_stop_text\x18\x06 \x01(\x08\x42\r\n\x0b_max_tokens\"\xb5\x01\n\x10OutputParameters\x12\x15\n\x08logprobs\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0especial_tokens\x18\x02 \x01(\x08\x12\x1c\n\x0fprompt_logprobs\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x13\n\x0bjson_schema\x18\x04 \x01(\t\x12\r\n\x05regex\x18\x05 \x01(\t\x12\x0f\n\x07grammar\x18\x06 \x01(\tB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\xa7\x02\n\x15SpeculationParameters\x12\x1a\n\x04mode\x18\x01 \x01(\x0e\x32\x0c.ssd.v1.Mode\x12\x0e\n\x01k\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x07\x66\x61n_out\x18\x03 \x01(\rH\x01\x88\x01\x01\x12$\n\x0c\x66\x61n_out_rule\x18\x04 \x01(\x0b\x32\x0e.ssd.v1.FanOut\x12*\n\x0cverification\x18\x05 \x01(\x0e\x32\x14.ssd.v1.Verification\x12\x16\n\tsaguaro_c\x18\x06 \x01(\x01H\x02\x88\x01\x01\x12\"\n\x08\x66\x61llback\x18\x07 \x01(\x0e\x32\x10.ssd.v1.Fallback\x12\x13\n\x06\x64rafts\x18\x08 \x01(\rH\x03\x88\x01\x01\x42\x04\n\x02_kB\n\n\x08_fan_outB\x0c\n\n_saguaro_cB\t\n\x07_drafts\"c\n\x06\x46inish\x12$\n\x06reason\x18\x01 \x01(\x0e\x32\x14.ssd.v1.FinishReason\x12\x11\n\tstop_text\x18\x02 \x01(\t\x12\x14\n\x07stop_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\n\n\x08_stop_id\"\x93\x02\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x0e\n\x06rounds\x18\x04 \x01(\r\x12\x10\n\x08proposed\x18\x05 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x06 \x01(\r\x12\x0c\n\x04hits\x18\x07 \x01(\r\x12\x0e\n\x06misses\x18\x08 \x01(\r\x12\x1a\n\x04mode\x18\t \x01(\x0e\x32\x0c.ssd.v1.Mode\x12\x13\n\x0b\x61\x63\x63\x65pted_at\x18\n \x03(\r\x12\x12\n\njit_rounds\x18\x0b \x01(\r\x12\x14\n\x0cngram_rounds\x18\x0c \x01(\r\x12\x14\n\x0cplain_rounds\x18\r \x01(\r\"Y\n\x0fGenerationStart\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\"\xc7\x01\n\x16GenerateStreamResponse\x12&\n\x05start\x18\x01 \x01(\x0b\x32\x17.ssd.v1.GenerationStart\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12&\n\x08logprobs\x18\x04 \x03(\x0b\x32\x14.ssd.v1.TokenLogprob\x12\x1e\n\x06\x66inish\x18\x05 \x01(\x0b\x32\x0e.ssd.v1.Finish\x12\x1c\n\x05usage\x18\x06 \x01(\x0b\x32\r.ssd.v1.Usage\"\xc1\x01\n\x10GenerateResponse\x12&\n\x05start\x18\x01 \x01(\x0b\x32\x17.ssd.v1.GenerationStart\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12&\n\x08logprobs\x18\x04 \x03(\x0b\x32\x14.ssd.v1.TokenLogprob\x12\x1e\n\x06\x66inish\x18\x05 \x01(\x0b\x32\x0e.ssd.v1.Finish\x12\x1c\n\x05usage\x18\x06 \x01(\x0b\x32\r.ssd.v1.Usage\"\\\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12!\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x11.ssd.v1.ChatInputH\x00\x42\x07\n\x05input\"\x1f\n\x10TokenizeResponse\x12\x0b\n\x03ids\x18\x01 \x03(\r\"G\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12\x16\n\x0especial_tokens\x18\x03 \x01(\x08\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"$\n\x13GetModelInfoRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xe2\x01\n\x14GetModelInfoResponse\x12 \n\x05model\x18\x01 \x01(\x0b\x32\x11.ssd.v1.ModelInfo\x12 \n\x05\x64raft\x18\x02 \x01(\x0b\x32\x11.ssd.v1.ModelInfo\x12/\n\x08\x64\x65\x66\x61ults\x18\x03 \x01(\x0b\x32\x1d.ssd.v1.SpeculationParameters\x12\r\n\x05max_k\x18\x04 \x01(\r\x12\x13\n\x0bmax_fan_out\x18\x05 \x01(\r\x12\x19\n\x11max_prompt_tokens\x18\x06 \x01(\r\x12\x16\n\x0emax_stop_texts\x18\x07 \x01(\r\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"!\n\rAbortResponse\x12\x10\n\x08was_live\x18\x01 \x01(\x08\x32\xa3\x03\n\x10InferenceService\x12=\n\x08Generate\x12\x17.ssd.v1.GenerateRequest\x1a\x18.ssd.v1.GenerateResponse\x12K\n\x0eGenerateStream\x12\x17.ssd.v1.GenerateRequest\x1a\x1e.ssd.v1.GenerateStreamResponse0\x01\x12=\n\x08Tokenize\x12\x17.ssd.v1.TokenizeRequest\x1a\x18.ssd.v1.TokenizeResponse\x12\x43\n\nDetokenize\x12\x19.ssd.v1.DetokenizeRequest\x1a\x1a.ssd.v1.DetokenizeResponse\x12I\n\x0cGetModelInfo\x12\x1b.ssd.v1.GetModelInfoRequest\x1a\x1c.ssd.v1.GetModelInfoResponse\x12\x34\n\x05\x41\x62ort\x12\x14.ssd.v1.AbortRequest\x1a\x15.ssd.v1.AbortResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,34 +44,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STOPPARAMETERS']._serialized_end=733
   _globals['_OUTPUTPARAMETERS']._serialized_start=736
   _globals['_OUTPUTPARAMETERS']._serialized_end=917
-  _globals['_SPECULATIONPARAMETERS']._serialized_start=919
-  _globals['_SPECULATIONPARAMETERS']._serialized_end=1026
-  _globals['_FINISH']._serialized_start=1028
-  _globals['_FINISH']._serialized_end=1127
-  _globals['_USAGE']._serialized_start=1130
-  _globals['_USAGE']._serialized_end=1320
-  _globals['_GENERATIONSTART']._serialized_start=1322
-  _globals['_GENERATIONSTART']._serialized_end=1411
-  _globals['_GENERATESTREAMRESPONSE']._serialized_start=1414
-  _globals['_GENERATESTREAMRESPONSE']._serialized_end=1613
-  _globals['_GENERATERESPONSE']._serialized_start=1616
-  _globals['_GENERATERESPONSE']._serialized_end=1809
-  _globals['_TOKENIZEREQUEST']._serialized_start=1811
-  _globals['_TOKENIZEREQUEST']._serialized_end=1903
-  _globals['_TOKENIZERESPONSE']._serialized_start=1905
-  _globals['_TOKENIZERESPONSE']._serialized_end=1936
-  _globals['_DETOKENIZEREQUEST']._serialized_start=1938
-  _globals['_DETOKENIZEREQUEST']._serialized_end=2009
-  _globals['_DETOKENIZERESPONSE']._serialized_start=2011
-  _globals['_DETOKENIZERESPONSE']._serialized_end=2045
-  _globals['_GETMODELINFOREQUEST']._serialized_start=2047
-  _globals['_GETMODELINFOREQUEST']._serialized_end=2083
-  _globals['_GETMODELINFORESPONSE']._serialized_start=2086
-  _globals['_GETMODELINFORESPONSE']._serialized_end=2312
-  _globals['_ABORTREQUEST']._serialized_start=2314
-  _globals['_ABORTREQUEST']._serialized_end=2348
-  _globals['_ABORTRESPONSE']._serialized_start=2350
-  _globals['_ABORTRESPONSE']._serialized_end=2383
-  _globals['_INFERENCESERVICE']._serialized_start=2386
-  _globals['_INFERENCESERVICE']._serialized_end=2805
+  _globals['_SPECULATIONPARAMETERS']._serialized_start=920
+  _globals['_SPECULATIONPARAMETERS']._serialized_end=1215
+  _globals['_FINISH']._serialized_start=1217
+  _globals['_FINISH']._serialized_end=1316
+  _globals['_USAGE']._serialized_start=1319
+  _globals['_USAGE']._serialized_end=1594
+  _globals['_GENERATIONSTART']._serialized_start=1596
+  _globals['_GENERATIONSTART']._serialized_end=1685
+  _globals['_GENERATESTREAMRESPONSE']._serialized_start=1688
+  _globals['_GENERATESTREAMRESPONSE']._serialized_end=1887
+  _globals['_GENERATERESPONSE']._serialized_start=1890
+  _globals['_GENERATERESPONSE']._serialized_end=2083
+  _globals['_TOKENIZEREQUEST']._serialized_start=2085
+  _globals['_TOKENIZEREQUEST']._serialized_end=2177
+  _globals['_TOKENIZERESPONSE']._serialized_start=2179
+  _globals['_TOKENIZERESPONSE']._serialized_end=2210
+  _globals['_DETOKENIZEREQUEST']._serialized_start=2212
+  _globals['_DETOKENIZEREQUEST']._serialized_end=2283
+  _globals['_DETOKENIZERESPONSE']._serialized_start=2285
+  _globals['_DETOKENIZERESPONSE']._serialized_end=2319
+  _globals['_GETMODELINFOREQUEST']._serialized_start=2321
+  _globals['_GETMODELINFOREQUEST']._serialized_end=2357
+  _globals['_GETMODELINFORESPONSE']._serialized_start=2360
+  _globals['_GETMODELINFORESPONSE']._serialized_end=2586
+  _globals['_ABORTREQUEST']._serialized_start=2588
+  _globals['_ABORTREQUEST']._serialized_end=2622
+  _globals['_ABORTRESPONSE']._serialized_start=2624
+  _globals['_ABORTRESPONSE']._serialized_end=2657
+  _globals['_INFERENCESERVICE']._serialized_start=2660
+  _globals['_INFERENCESERVICE']._serialized_end=3079
 # @@protoc_insertion_point(module_scope)

@@ -86,14 +86,24 @@ class OutputParameters(_message.Message):
     def __init__(self, logprobs: _Optional[int] = ..., special_tokens: bool = ..., prompt_logprobs: _Optional[int] = ..., json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., grammar: _Optional[str] = ...) -> None: ...
 
 class SpeculationParameters(_message.Message):
-    __slots__ = ("mode", "k", "fan_out")
+    __slots__ = ("mode", "k", "fan_out", "fan_out_rule", "verification", "saguaro_c", "fallback", "drafts")
     MODE_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
     FAN_OUT_FIELD_NUMBER: _ClassVar[int]
+    FAN_OUT_RULE_FIELD_NUMBER: _ClassVar[int]
+    VERIFICATION_FIELD_NUMBER: _ClassVar[int]
+    SAGUARO_C_FIELD_NUMBER: _ClassVar[int]
+    FALLBACK_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
     mode: _types_pb2.Mode
     k: int
     fan_out: int
-    def __init__(self, mode: _Optional[_Union[_types_pb2.Mode, str]] = ..., k: _Optional[int] = ..., fan_out: _Optional[int] = ...) -> None: ...
+    fan_out_rule: _types_pb2.FanOut
+    verification: _types_pb2.Verification
+    saguaro_c: float
+    fallback: _types_pb2.Fallback
+    drafts: int
+    def __init__(self, mode: _Optional[_Union[_types_pb2.Mode, str]] = ..., k: _Optional[int] = ..., fan_out: _Optional[int] = ..., fan_out_rule: _Optional[_Union[_types_pb2.FanOut, _Mapping]] = ..., verification: _Optional[_Union[_types_pb2.Verification, str]] = ..., saguaro_c: _Optional[float] = ..., fallback: _Optional[_Union[_types_pb2.Fallback, str]] = ..., drafts: _Optional[int] = ...) -> None: ...
 
 class Finish(_message.Message):
     __slots__ = ("reason", "stop_text", "stop_id")
@@ -106,7 +116,7 @@ class Finish(_message.Message):
     def __init__(self, reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., stop_text: _Optional[str] = ..., stop_id: _Optional[int] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens", "rounds", "proposed", "accepted", "hits", "misses", "mode")
+    __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens", "rounds", "proposed", "accepted", "hits", "misses", "mode", "accepted_at", "jit_rounds", "ngram_rounds", "plain_rounds")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +126,10 @@ class Usage(_message.Message):
     HITS_FIELD_NUMBER: _ClassVar[int]
     MISSES_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_AT_FIELD_NUMBER: _ClassVar[int]
+    JIT_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    NGRAM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    PLAIN_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
@@ -125,7 +139,11 @@ class Usage(_message.Message):
     hits: int
     misses: int
     mode: _types_pb2.Mode
-    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., rounds: _Optional[int] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., mode: _Optional[_Union[_types_pb2.Mode, str]] = ...) -> None: ...
+    accepted_at: _containers.RepeatedScalarFieldContainer[int]
+    jit_rounds: int
+    ngram_rounds: int
+    plain_rounds: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., rounds: _Optional[int] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., mode: _Optional[_Union[_types_pb2.Mode, str]] = ..., accepted_at: _Optional[_Iterable[int]] = ..., jit_rounds: _Optional[int] = ..., ngram_rounds: _Optional[int] = ..., plain_rounds: _Optional[int] = ...) -> None: ...
 
 class GenerationStart(_message.Message):
     __slots__ = ("request_id", "model", "seed", "prompt_tokens")

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12ssd/v1/types.proto\x12\x06ssd.v1\"\xc7\x03\n\x12SamplingParameters\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12=\n\nlogit_bias\x18\x08 \x03(\x0b\x32).ssd.v1.SamplingParameters.LogitBiasEntry\x12\x11\n\x04seed\x18\t \x01(\x04H\x07\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seed\"[\n\x0bTokenLimits\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x12\n\nignore_eos\x18\x03 \x01(\x08\x12\x10\n\x08stop_ids\x18\x04 \x03(\r\")\n\nTopLogprob\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\"Z\n\x0cTokenLogprob\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x1f\n\x03top\x18\x04 \x03(\x0b\x32\x12.ssd.v1.TopLogprob\";\n\x08Proposal\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x10\n\x08\x62\x61se_len\x18\x02 \x01(\r\x12\x0b\n\x03ids\x18\x03 \x03(\r\"3\n\x06\x42ranch\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\r\x12\x0b\n\x03ids\x18\x03 \x03(\r\"f\n\x0cOutcomeTable\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x10\n\x08\x62\x61se_len\x18\x02 \x01(\r\x12\x10\n\x08proposal\x18\x03 \x03(\r\x12 \n\x08\x62ranches\x18\x04 \x03(\x0b\x32\x0e.ssd.v1.Branch\"\xea\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x12\n\nparameters\x18\x07 \x01(\x04\x12\x18\n\x10tokenizer_digest\x18\x08 \x01(\t\x12\x18\n\x10tokenizer_source\x18\t \x01(\t\x12\x0f\n\x07\x65os_ids\x18\n \x03(\r\x12\x15\n\rdeterministic\x18\x0b \x01(\x08\"\xac\x01\n\nEngineLoad\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x16\n\x0ekv_blocks_used\x18\x03 \x01(\r\x12\x17\n\x0fkv_blocks_total\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\r\n\x05steps\x18\x06 \x01(\x04\x12\x13\n\x0bstale_drops\x18\x07 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x08 \x01(\x04\"&\n\x05Hello\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x0e\n\x06\x63\x61ller\x18\x02 \x01(\t\"\x8a\x01\n\x07Welcome\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12 \n\x05model\x18\x02 \x01(\x0b\x32\x11.ssd.v1.ModelInfo\x12\r\n\x05max_k\x18\x03 \x01(\r\x12\x14\n\x0cmax_branches\x18\x04 \x01(\r\x12\x15\n\rmax_sequences\x18\x05 \x01(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\x04\"\x15\n\x04Ping\x12\r\n\x05nonce\x18\x01 \x01(\x04\"H\n\x04Pong\x12\r\n\x05nonce\x18\x01 \x01(\x04\x12 \n\x04load\x18\x02 \x01(\x0b\x32\x12.ssd.v1.EngineLoad\x12\x0f\n\x07\x62usy_ms\x18\x03 \x01(\r\"<\n\x07Refused\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0e\n\x06status\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t*D\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x0b\n\x07MODE_AR\x10\x01\x12\x0b\n\x07MODE_SD\x10\x02\x12\x0c\n\x08MODE_SSD\x10\x03*\x9a\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1c\n\x18\x46INISH_REASON_TIME_LIMIT\x10\x03\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12ssd/v1/types.proto\x12\x06ssd.v1\"\xdf\x01\n\x06\x46\x61nOut\x12 \n\x04rule\x18\x01 \x01(\x0e\x32\x12.ssd.v1.FanOutRule\x12\x14\n\x07\x66\x61n_out\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x13\n\x06\x62udget\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x11\n\tafter_hit\x18\x04 \x03(\r\x12\x12\n\nafter_miss\x18\x05 \x03(\r\x12\x17\n\nacceptance\x18\x06 \x01(\x01H\x02\x88\x01\x01\x12\x15\n\x08\x65xponent\x18\x07 \x01(\x01H\x03\x88\x01\x01\x42\n\n\x08_fan_outB\t\n\x07_budgetB\r\n\x0b_acceptanceB\x0b\n\t_exponent\")\n\tSparseLaw\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\x0f\n\x07weights\x18\x02 \x03(\x02\"\xc7\x03\n\x12SamplingParameters\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12=\n\nlogit_bias\x18\x08 \x03(\x0b\x32).ssd.v1.SamplingParameters.LogitBiasEntry\x12\x11\n\x04seed\x18\t \x01(\x04H\x07\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seed\"[\n\x0bTokenLimits\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x12\n\nignore_eos\x18\x03 \x01(\x08\x12\x10\n\x08stop_ids\x18\x04 \x03(\r\")\n\nTopLogprob\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\"Z\n\x0cTokenLogprob\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x1f\n\x03top\x18\x04 \x03(\x0b\x32\x12.ssd.v1.TopLogprob\"\x84\x01\n\x08Proposal\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x10\n\x08\x62\x61se_len\x18\x02 \x01(\r\x12\x0b\n\x03ids\x18\x03 \x03(\r\x12\x1f\n\x04laws\x18\x04 \x03(\x0b\x32\x11.ssd.v1.SparseLaw\x12&\n\x06source\x18\x05 \x01(\x0e\x32\x16.ssd.v1.ProposalSource\"b\n\x06\x42ranch\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\r\x12\x0b\n\x03ids\x18\x03 \x03(\r\x12\x1f\n\x04laws\x18\x04 \x03(\x0b\x32\x11.ssd.v1.SparseLaw\x12\x0c\n\x04rank\x18\x05 \x01(\r\"f\n\x0cOutcomeTable\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x10\n\x08\x62\x61se_len\x18\x02 \x01(\r\x12\x10\n\x08proposal\x18\x03 \x03(\r\x12 \n\x08\x62ranches\x18\x04 \x03(\x0b\x32\x0e.ssd.v1.Branch\"\xea\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x12\n\nparameters\x18\x07 \x01(\x04\x12\x18\n\x10tokenizer_digest\x18\x08 \x01(\t\x12\x18\n\x10tokenizer_source\x18\t \x01(\t\x12\x0f\n\x07\x65os_ids\x18\n \x03(\r\x12\x15\n\rdeterministic\x18\x0b \x01(\x08\"\xac\x01\n\nEngineLoad\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x16\n\x0ekv_blocks_used\x18\x03 \x01(\r\x12\x17\n\x0fkv_blocks_total\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\r\n\x05steps\x18\x06 \x01(\x04\x12\x13\n\x0bstale_drops\x18\x07 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x08 \x01(\x04\"&\n\x05Hello\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x0e\n\x06\x63\x61ller\x18\x02 \x01(\t\"\x8a\x01\n\x07Welcome\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12 \n\x05model\x18\x02 \x01(\x0b\x32\x11.ssd.v1.ModelInfo\x12\r\n\x05max_k\x18\x03 \x01(\r\x12\x14\n\x0cmax_branches\x18\x04 \x01(\r\x12\x15\n\rmax_sequences\x18\x05 \x01(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\x04\"\x15\n\x04Ping\x12\r\n\x05nonce\x18\x01 \x01(\x04\"H\n\x04Pong\x12\r\n\x05nonce\x18\x01 \x01(\x04\x12 \n\x04load\x18\x02 \x01(\x0b\x32\x12.ssd.v1.EngineLoad\x12\x0f\n\x07\x62usy_ms\x18\x03 \x01(\r\"<\n\x07Refused\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0e\n\x06status\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t*S\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x0b\n\x07MODE_AR\x10\x01\x12\x0b\n\x07MODE_SD\x10\x02\x12\x0c\n\x08MODE_SSD\x10\x03\x12\r\n\tMODE_AUTO\x10\x04*b\n\x0cVerification\x12\x1c\n\x18VERIFICATION_UNSPECIFIED\x10\x00\x12\x18\n\x14VERIFICATION_COUPLED\x10\x01\x12\x1a\n\x16VERIFICATION_REJECTION\x10\x02*p\n\x08\x46\x61llback\x12\x18\n\x14\x46\x41LLBACK_UNSPECIFIED\x10\x00\x12\x11\n\rFALLBACK_AUTO\x10\x01\x12\x10\n\x0c\x46\x41LLBACK_JIT\x10\x02\x12\x12\n\x0e\x46\x41LLBACK_NGRAM\x10\x03\x12\x11\n\rFALLBACK_NONE\x10\x04*\x96\x01\n\nFanOutRule\x12\x1c\n\x18\x46\x41N_OUT_RULE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46\x41N_OUT_RULE_UNIFORM\x10\x01\x12\x19\n\x15\x46\x41N_OUT_RULE_EXPLICIT\x10\x02\x12\x1a\n\x16\x46\x41N_OUT_RULE_GEOMETRIC\x10\x03\x12\x19\n\x15\x46\x41N_OUT_RULE_MEASURED\x10\x04*\x80\x01\n\x0eProposalSource\x12\x1f\n\x1bPROPOSAL_SOURCE_UNSPECIFIED\x10\x00\x12\x19\n\x15PROPOSAL_SOURCE_TABLE\x10\x01\x12\x17\n\x13PROPOSAL_SOURCE_JIT\x10\x02\x12\x19\n\x15PROPOSAL_SOURCE_NGRAM\x10\x03*\x9a\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1c\n\x18\x46INISH_REASON_TIME_LIMIT\x10\x03\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,38 +33,50 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_MODE']._serialized_start=1686
-  _globals['_MODE']._serialized_end=1754
-  _globals['_FINISHREASON']._serialized_start=1757
-  _globals['_FINISHREASON']._serialized_end=1911
-  _globals['_SAMPLINGPARAMETERS']._serialized_start=31
-  _globals['_SAMPLINGPARAMETERS']._serialized_end=486
-  _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._serialized_start=317
-  _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._serialized_end=365
-  _globals['_TOKENLIMITS']._serialized_start=488
-  _globals['_TOKENLIMITS']._serialized_end=579
-  _globals['_TOPLOGPROB']._serialized_start=581
-  _globals['_TOPLOGPROB']._serialized_end=622
-  _globals['_TOKENLOGPROB']._serialized_start=624
-  _globals['_TOKENLOGPROB']._serialized_end=714
-  _globals['_PROPOSAL']._serialized_start=716
-  _globals['_PROPOSAL']._serialized_end=775
-  _globals['_BRANCH']._serialized_start=777
-  _globals['_BRANCH']._serialized_end=828
-  _globals['_OUTCOMETABLE']._serialized_start=830
-  _globals['_OUTCOMETABLE']._serialized_end=932
-  _globals['_MODELINFO']._serialized_start=935
-  _globals['_MODELINFO']._serialized_end=1169
-  _globals['_ENGINELOAD']._serialized_start=1172
-  _globals['_ENGINELOAD']._serialized_end=1344
-  _globals['_HELLO']._serialized_start=1346
-  _globals['_HELLO']._serialized_end=1384
-  _globals['_WELCOME']._serialized_start=1387
-  _globals['_WELCOME']._serialized_end=1525
-  _globals['_PING']._serialized_start=1527
-  _globals['_PING']._serialized_end=1548
-  _globals['_PONG']._serialized_start=1550
-  _globals['_PONG']._serialized_end=1622
-  _globals['_REFUSED']._serialized_start=1624
-  _globals['_REFUSED']._serialized_end=1684
+  _globals['_MODE']._serialized_start=2076
+  _globals['_MODE']._serialized_end=2159
+  _globals['_VERIFICATION']._serialized_start=2161
+  _globals['_VERIFICATION']._serialized_end=2259
+  _globals['_FALLBACK']._serialized_start=2261
+  _globals['_FALLBACK']._serialized_end=2373
+  _globals['_FANOUTRULE']._serialized_start=2376
+  _globals['_FANOUTRULE']._serialized_end=2526
+  _globals['_PROPOSALSOURCE']._serialized_start=2529
+  _globals['_PROPOSALSOURCE']._serialized_end=2657
+  _globals['_FINISHREASON']._serialized_start=2660
+  _globals['_FINISHREASON']._serialized_end=2814
+  _globals['_FANOUT']._serialized_start=31
+  _globals['_FANOUT']._serialized_end=254
+  _globals['_SPARSELAW']._serialized_start=256
+  _globals['_SPARSELAW']._serialized_end=297
+  _globals['_SAMPLINGPARAMETERS']._serialized_start=300
+  _globals['_SAMPLINGPARAMETERS']._serialized_end=755
+  _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._serialized_start=586
+  _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._serialized_end=634
+  _globals['_TOKENLIMITS']._serialized_start=757
+  _globals['_TOKENLIMITS']._serialized_end=848
+  _globals['_TOPLOGPROB']._serialized_start=850
+  _globals['_TOPLOGPROB']._serialized_end=891
+  _globals['_TOKENLOGPROB']._serialized_start=893
+  _globals['_TOKENLOGPROB']._serialized_end=983
+  _globals['_PROPOSAL']._serialized_start=986
+  _globals['_PROPOSAL']._serialized_end=1118
+  _globals['_BRANCH']._serialized_start=1120
+  _globals['_BRANCH']._serialized_end=1218
+  _globals['_OUTCOMETABLE']._serialized_start=1220
+  _globals['_OUTCOMETABLE']._serialized_end=1322
+  _globals['_MODELINFO']._serialized_start=1325
+  _globals['_MODELINFO']._serialized_end=1559
+  _globals['_ENGINELOAD']._serialized_start=1562
+  _globals['_ENGINELOAD']._serialized_end=1734
+  _globals['_HELLO']._serialized_start=1736
+  _globals['_HELLO']._serialized_end=1774
+  _globals['_WELCOME']._serialized_start=1777
+  _globals['_WELCOME']._serialized_end=1915
+  _globals['_PING']._serialized_start=1917
+  _globals['_PING']._serialized_end=1938
+  _globals['_PONG']._serialized_start=1940
+  _globals['_PONG']._serialized_end=2012
+  _globals['_REFUSED']._serialized_start=2014
+  _globals['_REFUSED']._serialized_end=2074
 # @@protoc_insertion_point(module_scope)

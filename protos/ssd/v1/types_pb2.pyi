@@ -13,6 +13,36 @@ class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MODE_AR: _ClassVar[Mode]
     MODE_SD: _ClassVar[Mode]
     MODE_SSD: _ClassVar[Mode]
+    MODE_AUTO: _ClassVar[Mode]
+
+class Verification(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    VERIFICATION_UNSPECIFIED: _ClassVar[Verification]
+    VERIFICATION_COUPLED: _ClassVar[Verification]
+    VERIFICATION_REJECTION: _ClassVar[Verification]
+
+class Fallback(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FALLBACK_UNSPECIFIED: _ClassVar[Fallback]
+    FALLBACK_AUTO: _ClassVar[Fallback]
+    FALLBACK_JIT: _ClassVar[Fallback]
+    FALLBACK_NGRAM: _ClassVar[Fallback]
+    FALLBACK_NONE: _ClassVar[Fallback]
+
+class FanOutRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FAN_OUT_RULE_UNSPECIFIED: _ClassVar[FanOutRule]
+    FAN_OUT_RULE_UNIFORM: _ClassVar[FanOutRule]
+    FAN_OUT_RULE_EXPLICIT: _ClassVar[FanOutRule]
+    FAN_OUT_RULE_GEOMETRIC: _ClassVar[FanOutRule]
+    FAN_OUT_RULE_MEASURED: _ClassVar[FanOutRule]
+
+class ProposalSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PROPOSAL_SOURCE_UNSPECIFIED: _ClassVar[ProposalSource]
+    PROPOSAL_SOURCE_TABLE: _ClassVar[ProposalSource]
+    PROPOSAL_SOURCE_JIT: _ClassVar[ProposalSource]
+    PROPOSAL_SOURCE_NGRAM: _ClassVar[ProposalSource]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -25,11 +55,55 @@ MODE_UNSPECIFIED: Mode
 MODE_AR: Mode
 MODE_SD: Mode
 MODE_SSD: Mode
+MODE_AUTO: Mode
+VERIFICATION_UNSPECIFIED: Verification
+VERIFICATION_COUPLED: Verification
+VERIFICATION_REJECTION: Verification
+FALLBACK_UNSPECIFIED: Fallback
+FALLBACK_AUTO: Fallback
+FALLBACK_JIT: Fallback
+FALLBACK_NGRAM: Fallback
+FALLBACK_NONE: Fallback
+FAN_OUT_RULE_UNSPECIFIED: FanOutRule
+FAN_OUT_RULE_UNIFORM: FanOutRule
+FAN_OUT_RULE_EXPLICIT: FanOutRule
+FAN_OUT_RULE_GEOMETRIC: FanOutRule
+FAN_OUT_RULE_MEASURED: FanOutRule
+PROPOSAL_SOURCE_UNSPECIFIED: ProposalSource
+PROPOSAL_SOURCE_TABLE: ProposalSource
+PROPOSAL_SOURCE_JIT: ProposalSource
+PROPOSAL_SOURCE_NGRAM: ProposalSource
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_TIME_LIMIT: FinishReason
 FINISH_REASON_CANCELLED: FinishReason
+
+class FanOut(_message.Message):
+    __slots__ = ("rule", "fan_out", "budget", "after_hit", "after_miss", "acceptance", "exponent")
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    FAN_OUT_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
+    AFTER_HIT_FIELD_NUMBER: _ClassVar[int]
+    AFTER_MISS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    EXPONENT_FIELD_NUMBER: _ClassVar[int]
+    rule: FanOutRule
+    fan_out: int
+    budget: int
+    after_hit: _containers.RepeatedScalarFieldContainer[int]
+    after_miss: _containers.RepeatedScalarFieldContainer[int]
+    acceptance: float
+    exponent: float
+    def __init__(self, rule: _Optional[_Union[FanOutRule, str]] = ..., fan_out: _Optional[int] = ..., budget: _Optional[int] = ..., after_hit: _Optional[_Iterable[int]] = ..., after_miss: _Optional[_Iterable[int]] = ..., acceptance: _Optional[float] = ..., exponent: _Optional[float] = ...) -> None: ...
+
+class SparseLaw(_message.Message):
+    __slots__ = ("ids", "weights")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    weights: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class SamplingParameters(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed")
@@ -93,24 +167,32 @@ class TokenLogprob(_message.Message):
     def __init__(self, id: _Optional[int] = ..., logprob: _Optional[float] = ..., rank: _Optional[int] = ..., top: _Optional[_Iterable[_Union[TopLogprob, _Mapping]]] = ...) -> None: ...
 
 class Proposal(_message.Message):
-    __slots__ = ("sequence", "base_len", "ids")
+    __slots__ = ("sequence", "base_len", "ids", "laws", "source")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
+    LAWS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     base_len: int
     ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, sequence: _Optional[int] = ..., base_len: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    laws: _containers.RepeatedCompositeFieldContainer[SparseLaw]
+    source: ProposalSource
+    def __init__(self, sequence: _Optional[int] = ..., base_len: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., laws: _Optional[_Iterable[_Union[SparseLaw, _Mapping]]] = ..., source: _Optional[_Union[ProposalSource, str]] = ...) -> None: ...
 
 class Branch(_message.Message):
-    __slots__ = ("accepted", "id", "ids")
+    __slots__ = ("accepted", "id", "ids", "laws", "rank")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
+    LAWS_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
     accepted: int
     id: int
     ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, accepted: _Optional[int] = ..., id: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    laws: _containers.RepeatedCompositeFieldContainer[SparseLaw]
+    rank: int
+    def __init__(self, accepted: _Optional[int] = ..., id: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., laws: _Optional[_Iterable[_Union[SparseLaw, _Mapping]]] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class OutcomeTable(_message.Message):
     __slots__ = ("sequence", "base_len", "proposal", "branches")
