@@ -61,7 +61,7 @@ def guess(data, rig: Rig, number: int, prompt: list[int], truth: list[int]) -> N
         rig.send(closes=[number + 100])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_any_schedule_gives_the_plain_ids(data):
     rig = Rig(
