@@ -1,0 +1,284 @@
+"""Chooses AR, SD or SSD, K, branches and table depth for each sequence, from what is measured while serving.
+
+A choice is the setting with the most predicted tokens per second. It is looked at again every few rounds, at once when
+the load changes, and given up only when another one has been better for long enough that the difference adds up:
+large gains are taken quickly, small ones slowly, and noise never adds up. Where a mode is not used nothing is learnt
+about it, so it is tried from time to time, as often as a stated share of the throughput pays for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from ssd.speculation.prediction import (
+    Fallback,
+    Limits,
+    Load,
+    Mode,
+    Outlook,
+    Prediction,
+    Setting,
+    Statistics,
+    best_by_mode,
+    thriftiest,
+)
+from ssd.speculation.step_time import StepTimeFit
+
+_HASH = 0x9E3779B97F4A7C15
+_HASH_SPACE = 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class GovernorSettings:
+    """How eagerly the governor changes its mind.
+
+    review_every   rounds between two looks at a sequence
+    slack          relative gains up to this one are not worth a change
+    patience       gain beyond the slack, added up over rounds, that brings a change: 1.0 = one round's tokens
+    load_change    factor of rows or draft rows that is a new load and is looked at with the next round
+    probe_rounds   fewest and most rounds of one trial of an unused mode: cheap trials are longer
+    probe_every    fewest rounds between two trials of one sequence
+    probe_cost     share of a sequence's tokens that trials may cost
+    probe_k        longest proposal of a trial
+    """
+
+    review_every: int = 16
+    slack: float = 0.01
+    patience: float = 1.0
+    load_change: float = 1.25
+    probe_rounds: tuple[int, int] = (4, 16)
+    probe_every: int = 128
+    probe_cost: float = 0.01
+    probe_k: int = 4
+
+    def __post_init__(self) -> None:
+        if min(self.review_every, *self.probe_rounds, self.probe_every, self.probe_k) < 1:
+            raise ValueError(f"rounds and proposal length of the governor must be at least 1: {self}")
+        if min(self.slack, self.patience) < 0.0 or self.load_change <= 1.0 or not 0.0 < self.probe_cost < 1.0:
+            raise ValueError(f"slack, patience, load_change or probe_cost of the governor is out of range: {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How a sequence runs its next round, and why.
+
+    setting     what is done; its mode is AR for a row that is left out of a smaller share
+    fan_out     F_0..F_depth for a table of the round after a hit, () without tables
+    predicted   tokens per second of the batch for the best setting of each mode
+    t_primary   time of a table, with its way to the target, in units of the target's step; 0 without tables
+    hit_rate    expected, for rounds after a hit
+    probe       True for a trial of a mode that is not the best by what is known
+    reason      one line for people
+    """
+
+    setting: Setting
+    fan_out: tuple[int, ...] = ()
+    predicted: Mapping[Mode, float] = field(default_factory=dict)
+    t_primary: float = 0.0
+    hit_rate: float = 0.0
+    probe: bool = False
+    reason: str = ""
+
+    @property
+    def mode(self) -> Mode:
+        return self.setting.mode
+
+    @property
+    def k(self) -> int:
+        return self.setting.k
+
+    @property
+    def depth(self) -> int:
+        return self.setting.depth
+
+    @property
+    def budget(self) -> int:
+        return self.setting.budget
+
+    @property
+    def fallback(self) -> Fallback:
+        return self.setting.fallback
+
+
+@dataclass(slots=True)
+class _Sequence:
+    decision: Decision
+    setting: Setting  # what the governor stands by; the decision may be a trial or leave this row out
+    load: Load
+    trial: Decision | None  # of the best mode above the one in use
+    trial_rounds: int
+    trial_every: int
+    credit: float = 0.0
+    rounds: int = 0  # since the last review
+    idle: int = 0  # rounds since an unused mode was last tried
+    trial_left: int = 0
+
+
+class Governor:
+    """Decides for the sequences of one target and its draft. Deterministic; not thread-safe; the clock is the round.
+
+    target, draft   the fitted step times, kept up to date by the caller
+    """
+
+    def __init__(
+        self,
+        target: StepTimeFit,
+        draft: StepTimeFit,
+        limits: Limits | None = None,
+        settings: GovernorSettings | None = None,
+    ) -> None:
+        self._target = target
+        self._draft = draft
+        self._limits = limits or Limits()
+        self._settings = settings or GovernorSettings()
+        self._sequences: dict[int, _Sequence] = {}
+
+    def decide(
+        self, sequence: int, statistics: Statistics, load: Load, *, ngram_acceptance: float | None = None
+    ) -> Decision:
+        """The decision for a sequence's next round; call it once a round.
+
+        statistics         what is known of this sequence (falling back on its workload)
+        ngram_acceptance   chance that a token of prompt lookup is accepted; None = not on offer
+        """
+        state = self._sequences.get(sequence)
+        if state is not None:
+            state.rounds += 1
+            if state.trial_left > 1:
+                state.trial_left -= 1
+                return state.decision
+        if state is None or state.trial_left or self._due(state, load):
+            outlook = Outlook(
+                statistics, self._target.model, self._draft.model, load, ngram_acceptance=ngram_acceptance
+            )
+            state = self._reviewed(sequence, state, outlook, load)
+        if state.trial is not None and not state.trial_left:
+            state.idle += 1
+            if state.idle >= state.trial_every:
+                state.idle, state.trial_left, state.decision = 0, state.trial_rounds, state.trial
+        return state.decision
+
+    def last(self, sequence: int) -> Decision | None:
+        """The decision in force, for inspection."""
+        state = self._sequences.get(sequence)
+        return state.decision if state is not None else None
+
+    def forget(self, sequence: int) -> None:
+        """Drop a sequence that has ended; harmless when it is unknown."""
+        self._sequences.pop(sequence, None)
+
+    def _due(self, state: _Sequence, load: Load) -> bool:
+        return state.rounds >= self._settings.review_every or self._is_new(state.load, load)
+
+    def _is_new(self, old: Load, new: Load) -> bool:
+        pairs = ((old.rows, new.rows), (old.drafted, new.drafted))
+        return any(max(a, b) > self._settings.load_change * min(a, b) for a, b in pairs)
+
+    def _reviewed(self, sequence: int, state: _Sequence | None, outlook: Outlook, load: Load) -> _Sequence:
+        by_mode = best_by_mode(outlook.candidates(self._limits))
+        best = thriftiest(list(by_mode.values()))
+        chosen, gain, credit = best, 0.0, 0.0
+        if state is not None and self._still_possible(state.setting, load):
+            current = outlook.predict(state.setting)
+            gain = best.tokens_per_s / current.tokens_per_s - 1.0
+            rounds = max(state.rounds, self._settings.review_every * self._is_new(state.load, load))
+            if best.setting != state.setting:
+                credit = max(0.0, state.credit + rounds * (gain - self._settings.slack))
+            if credit < self._settings.patience:
+                chosen = current
+            else:
+                credit = 0.0
+        decision = self._decision(sequence, chosen, outlook, by_mode, best)
+        trial, lasting, every = self._trial(chosen, outlook, by_mode, load, decision)
+        if state is None:
+            # Sequences that began together shall not all make their trials together.
+            idle = _spread(sequence) * self._settings.probe_every // _HASH_SPACE
+            state = _Sequence(decision, chosen.setting, load, trial, lasting, every, idle=idle)
+            self._sequences[sequence] = state
+        else:
+            state.decision, state.setting, state.load = decision, chosen.setting, load
+            state.trial, state.trial_rounds, state.trial_every = trial, lasting, every
+        state.credit, state.rounds, state.trial_left = credit, 0, 0
+        return state
+
+    def _still_possible(self, setting: Setting, load: Load) -> bool:
+        if setting.mode is not Mode.AR and not load.drafted:
+            return False
+        return setting.fallback is not Fallback.JIT or load.rows == 1
+
+    def _decision(
+        self,
+        sequence: int,
+        chosen: Prediction,
+        outlook: Outlook,
+        by_mode: Mapping[Mode, Prediction],
+        best: Prediction,
+    ) -> Decision:
+        setting = chosen.setting
+        predicted = {mode: one.tokens_per_s for mode, one in by_mode.items()}
+        t_primary = chosen.table_s / chosen.verify_s
+        compared = ", ".join(f"{mode.value} {rate:.0f}" for mode, rate in predicted.items())
+        if setting.share < 1.0 and not self._in_share(sequence, setting.share):
+            reason = f"ar: the draft has room for {setting.share:.0%} of the rows (best of each mode: {compared} tok/s)"
+            return Decision(Setting(), predicted=predicted, reason=reason)
+        kept = "" if chosen.setting == best.setting else f"; kept, as {_named(best.setting)} is too little better"
+        table = f", hit rate {chosen.hit_rate:.2f}, T_p {t_primary:.2f}" if setting.mode is Mode.SSD else ""
+        reason = (
+            f"{_named(setting)}: {chosen.tokens_per_s:.0f} tok/s{table} (best of each mode: {compared} tok/s){kept}"
+        )
+        fan_out = outlook.allocation(setting) if setting.mode is Mode.SSD else ()
+        return Decision(setting, fan_out, predicted, t_primary, chosen.hit_rate, reason=reason)
+
+    def _in_share(self, sequence: int, share: float) -> bool:
+        """Whether a sequence is one of the `share` that is drafted: always the same ones, as far as possible."""
+        mine = _spread(sequence)
+        before = sum(_spread(other) < mine for other in self._sequences if other != sequence)
+        return before < share * max(1, len(self._sequences.keys() | {sequence}))
+
+    def _trial(
+        self,
+        chosen: Prediction,
+        outlook: Outlook,
+        by_mode: Mapping[Mode, Prediction],
+        load: Load,
+        decision: Decision,
+    ) -> tuple[Decision | None, int, int]:
+        """The trial of the best mode above the one in use, its rounds, and the rounds between two of them.
+
+        None without such a mode. A trial is of one row, while the others go on.
+        """
+        above = {Mode.AR: (Mode.SSD, Mode.SD), Mode.SD: (Mode.SSD,), Mode.SSD: ()}[chosen.setting.mode]
+        others = [by_mode[mode] for mode in above if mode in by_mode]
+        if not others:
+            return None, 0, 0
+        setting = max(others, key=lambda one: one.tokens_per_s).setting
+        k = min(setting.k, self._settings.probe_k)
+        setting = replace(setting, k=k, depth=min(setting.depth, k), share=1.0)
+        alone = outlook.predict(replace(setting, share=1.0 / load.rows))
+        plain = chosen.tokens_per_s / load.rows
+        slowed = (load.rows - 1) * max(0.0, alone.verify_s - chosen.verify_s) * plain
+        loss = max(0.0, plain * alone.round_s - alone.tokens_per_round) + slowed
+        fewest, most = self._settings.probe_rounds
+        # Rounds in use that pay for one round of the trial.
+        price = loss / (self._settings.probe_cost * chosen.tokens_per_round)
+        every = max(self._settings.probe_every, round(fewest * price))
+        lasting = max(fewest, min(most, int(every / price) if price > 0.0 else most))
+        fan_out = outlook.allocation(setting) if setting.mode is Mode.SSD else ()
+        reason = f"{_named(setting)} on trial, to learn whether it would now be better than {decision.mode.value}"
+        trial = replace(decision, setting=setting, fan_out=fan_out, hit_rate=alone.hit_rate, probe=True, reason=reason)
+        return trial, lasting, every
+
+
+def _spread(sequence: int) -> int:
+    """A number below 2^64 that looks random but is always the same for one sequence."""
+    return (sequence + 1) * _HASH % _HASH_SPACE
+
+
+def _named(setting: Setting) -> str:
+    if setting.mode is Mode.AR:
+        return "ar"
+    if setting.mode is Mode.SD:
+        return f"sd K={setting.k}"
+    share = f" for {setting.share:.0%} of the rows" if setting.share < 1.0 else ""
+    return f"ssd depth={setting.depth} B={setting.budget} K={setting.k} fallback={setting.fallback.value}{share}"

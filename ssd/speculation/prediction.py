@@ -1,0 +1,313 @@
+"""What a setting is worth: predicted tokens per second of one target batch under AR, SD or SSD.
+
+The batch is taken to be of one kind: every drafted row has the acceptances and ranks of the statistics given. Rounds
+are those of the services: tables are built while the target verifies and are pushed to it, a row that missed rides
+along with what its fallback gives, and only a lone row waits for a just-in-time proposal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import islice
+from typing import Protocol
+
+from ssd.speculation.allocation import Coverage, greedy_allocation, greedy_units, outcome_law
+from ssd.speculation.step_time import StepTime
+
+
+class Mode(Enum):
+    AR = "ar"
+    SD = "sd"
+    SSD = "ssd"
+
+
+class Fallback(Enum):
+    """What a row of mode SSD does after a miss."""
+
+    NONE = "none"  # rides along with no proposal
+    NGRAM = "ngram"  # rides along with a proposal from prompt lookup
+    JIT = "jit"  # waits for a just-in-time proposal of the draft
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One way to run.
+
+    k          longest proposal: of mode SD, and of just-in-time and n-gram proposals
+    budget     branches of a table, over all acceptance lengths
+    depth      tokens grown behind each branch, so the length of a proposal after a hit
+    share      share of the rows that are drafted; the others decode plainly
+    """
+
+    mode: Mode = Mode.AR
+    k: int = 0
+    budget: int = 0
+    depth: int = 0
+    fallback: Fallback = Fallback.NONE
+    share: float = 1.0
+
+    @property
+    def draft_work(self) -> int:
+        """Tokens that the draft computes for one row and round, in the long run."""
+        return self.budget * self.depth if self.mode is Mode.SSD else self.k
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What the services are busy with.
+
+    rows          sequences that decode in one batch of the target
+    round_trip    seconds from an outcome at the target to the draft and back
+    draft_rows    sequences that one draft serves when all rows are drafted; None = rows, 0 = there is no draft
+    """
+
+    rows: int
+    round_trip: float = 0.0
+    draft_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or self.round_trip < 0.0 or (self.draft_rows or 0) < 0:
+            raise ValueError(f"a load has at least one row and no negative number: {self}")
+
+    @property
+    def drafted(self) -> int:
+        return self.rows if self.draft_rows is None else self.draft_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What may be chosen: modes, proposal and table depth, branches of one table, fallbacks."""
+
+    modes: frozenset[Mode] = frozenset(Mode)
+    max_k: int = 8
+    max_budget: int = 48
+    fallbacks: frozenset[Fallback] = frozenset(Fallback)
+
+    def __post_init__(self) -> None:
+        if not self.modes or self.max_k < 1 or self.max_budget < 1:
+            raise ValueError(f"limits must leave a mode, a token and a branch: {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a setting should give.
+
+    tokens_per_s       of the whole batch
+    tokens_per_round   of one drafted row
+    round_s            length of a round in seconds
+    verify_s, table_s  its two sides: the target's step, and the draft's table with the way there and back
+    hit_rate           of rounds that follow a hit
+    hits               share of the drafted rows' rounds whose proposal came from a table
+    """
+
+    setting: Setting
+    tokens_per_s: float
+    tokens_per_round: float
+    round_s: float
+    verify_s: float
+    table_s: float = 0.0
+    hit_rate: float = 0.0
+    hits: float = 0.0
+
+
+class Statistics(Protocol):
+    """What is known of acceptances and ranks; `ranks.AcceptanceStatistics` is one."""
+
+    def outcome_law(self, depth: int, *, after_hit: bool = True) -> tuple[float, ...]: ...
+
+    def coverage_of(self, depth: int) -> Coverage: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """Rounds of one kind: mean tokens, proposal length, chance that the next one is a hit, wait before it begins."""
+
+    tokens: float
+    length: int
+    hit: float
+    wait: float = 0.0
+
+
+class Outlook:
+    """Predictions for one moment; not to be kept while the statistics change.
+
+    ngram_acceptance   chance that a token of prompt lookup is accepted, None = there is no such proposal
+    """
+
+    BUDGETS = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+    SHARES = (0.75, 0.5, 0.25)
+
+    def __init__(
+        self,
+        statistics: Statistics,
+        target: StepTime,
+        draft: StepTime,
+        load: Load,
+        *,
+        ngram_acceptance: float | None = None,
+    ) -> None:
+        self._statistics = statistics
+        self._target = target
+        self._draft = draft
+        self._load = load
+        self._ngram = ngram_acceptance
+        self._laws: dict[tuple[int, Fallback | None], tuple[float, ...]] = {}
+        self._hits: dict[tuple[int, Fallback | None], tuple[int, list[float]]] = {}
+        self._states: dict[tuple[Fallback | None, int, int], _State] = {}
+
+    def predict(self, setting: Setting) -> Prediction:
+        """What `setting` gives under the present load."""
+        if setting.mode is Mode.AR:
+            return self._plain(setting)
+        return self._sd(setting) if setting.mode is Mode.SD else self._ssd(setting)
+
+    def candidates(self, limits: Limits) -> list[Prediction]:
+        """Predictions of all settings worth looking at within `limits`; without a draft only of plain decoding."""
+        if not self._load.drafted:
+            return [self.predict(Setting())]
+        found = [self.predict(Setting())] if Mode.AR in limits.modes else []
+        sd = [self.predict(Setting(Mode.SD, k)) for k in range(1, limits.max_k + 1)]
+        if Mode.SD in limits.modes:
+            found += sd
+        if Mode.SSD in limits.modes:
+            just_in_time = max(sd, key=lambda one: one.tokens_per_s).setting.k
+            found += [self.predict(setting) for setting in self._ssd_settings(limits, just_in_time)]
+        return found + [self.predict(setting) for one in found for setting in self._smaller_shares(one)]
+
+    def allocation(self, setting: Setting) -> tuple[int, ...]:
+        """F_0..F_depth of a table for the round that follows a hit."""
+        law = self._law(setting.depth, None)
+        return greedy_allocation(law, self._statistics.coverage_of(setting.depth), setting.budget)
+
+    def _ssd_settings(self, limits: Limits, just_in_time: int) -> Iterator[Setting]:
+        budgets = [budget for budget in self.BUDGETS if budget < limits.max_budget] + [limits.max_budget]
+        for depth in range(1, limits.max_k + 1):
+            for budget in budgets:
+                basic = Setting(Mode.SSD, max(depth, just_in_time), budget, depth)
+                if Fallback.NONE in limits.fallbacks or self._load.rows > 1:
+                    yield basic
+                if Fallback.NGRAM in limits.fallbacks and self._ngram is not None:
+                    yield replace(basic, fallback=Fallback.NGRAM)
+                if Fallback.JIT in limits.fallbacks and self._load.rows == 1:
+                    yield replace(basic, fallback=Fallback.JIT)
+
+    def _smaller_shares(self, found: Prediction) -> Iterator[Setting]:
+        if self._load.rows > 1 and found.setting.mode is Mode.SSD and found.table_s > found.verify_s:
+            for share in self.SHARES:
+                if share * self._load.rows >= 1.0:
+                    yield replace(found.setting, share=share)
+
+    def _plain(self, setting: Setting) -> Prediction:
+        seconds = self._target(self._load.rows, self._load.rows)
+        return Prediction(setting, self._load.rows / seconds, 1.0, seconds, seconds)
+
+    def _sd(self, setting: Setting) -> Prediction:
+        rows, drafted = self._load.rows, setting.share * self._load.drafted
+        tokens = _mean_tokens(self._law(setting.k, Fallback.JIT))
+        verify = self._target(rows, rows * (1.0 + setting.share * setting.k))
+        seconds = verify + self._load.round_trip + setting.k * self._draft(drafted, drafted)
+        rate = rows * (1.0 + setting.share * (tokens - 1.0)) / seconds
+        return Prediction(setting, rate, tokens, seconds, verify)
+
+    def _ssd(self, setting: Setting) -> Prediction:
+        rows = self._load.rows
+        hit, miss = self._hit_state(setting), self._miss_state(setting)
+        # Hits follow hits with one probability and misses with another: the stationary share of hits.
+        hits = miss.hit / (miss.hit + 1.0 - hit.hit) if miss.hit > 0.0 else 0.0
+        tokens = hits * hit.tokens + (1.0 - hits) * miss.tokens
+        if rows == 1:
+            # A lone row's rounds have one length each; those of many rows are all of a mixture.
+            after_hit = self._round(setting, hit.length)
+            after_miss = self._round(setting, miss.length)
+            verify, table, seconds = (
+                hits * one + (1.0 - hits) * other for one, other in zip(after_hit, after_miss, strict=True)
+            )
+            seconds += (1.0 - hits) * miss.wait
+        else:
+            verify, table, seconds = self._round(setting, hits * hit.length + (1.0 - hits) * miss.length)
+        rate = rows * (1.0 + setting.share * (tokens - 1.0)) / seconds
+        return Prediction(setting, rate, tokens, seconds, verify, table, hit.hit, hits)
+
+    def _round(self, setting: Setting, length: float) -> tuple[float, float, float]:
+        """Seconds of verification, of the table with its way, and of the round, with proposals of this mean length."""
+        verify, table = self._verify(setting, length), self._table(setting, length)
+        return verify, table, max(verify, table)
+
+    def _verify(self, setting: Setting, length: float) -> float:
+        rows = self._load.rows
+        return self._target(rows, rows * (1.0 + setting.share * length))
+
+    def _table(self, setting: Setting, length: float) -> float:
+        drafted = max(1.0, setting.share * self._load.drafted)
+        grow = setting.depth * self._draft(drafted, drafted * setting.budget)
+        return self._draft(drafted, drafted * (1.0 + length)) + grow + self._load.round_trip
+
+    def _hit_state(self, setting: Setting) -> _State:
+        return self._state(None, setting.depth, setting.budget, 0.0)
+
+    def _miss_state(self, setting: Setting) -> _State:
+        fallback = setting.fallback
+        if fallback is Fallback.NONE:
+            return self._state(fallback, 0, setting.budget, 0.0)
+        wait = self._load.round_trip + setting.k * self._draft(1, 1) if fallback is Fallback.JIT else 0.0
+        return self._state(fallback, setting.k, setting.budget, wait)
+
+    def _state(self, source: Fallback | None, length: int, budget: int, wait: float) -> _State:
+        key = (source, length, budget)
+        if key not in self._states:
+            tokens = _mean_tokens(self._law(length, source))
+            self._states[key] = _State(tokens, length, self._hit_rate(length, source, budget), wait)
+        return self._states[key]
+
+    def _law(self, depth: int, source: Fallback | None) -> tuple[float, ...]:
+        """P_0..P_depth for a proposal from a fallback, or (None) from a table."""
+        key = (depth, source)
+        if key not in self._laws:
+            if source is Fallback.NGRAM:
+                self._laws[key] = outcome_law([self._ngram or 0.0] * depth)
+            else:
+                self._laws[key] = self._statistics.outcome_law(depth, after_hit=source is None)
+        return self._laws[key]
+
+    def _hit_rate(self, depth: int, source: Fallback | None, budget: int) -> float:
+        """Hit rate of the best allocation. One greedy run has those of all smaller budgets on its way."""
+        key = (depth, source)
+        known = self._hits.get(key)
+        if known is None or known[0] < budget:
+            size = max(budget, 48)
+            units = greedy_units(self._law(depth, source), self._statistics.coverage_of(depth))
+            reached = [0.0]
+            for _, gain in islice(units, size):
+                reached.append(reached[-1] + gain)
+            known = self._hits[key] = (size, reached)
+        return min(1.0, known[1][budget])
+
+
+def best_by_mode(predictions: Sequence[Prediction]) -> Mapping[Mode, Prediction]:
+    """The best prediction of each mode that there is one of.
+
+    All rows are drafted unless a smaller share is more than 2 % faster: a shorter table for everybody is fairer, and
+    steadier, than none for some.
+    """
+    found: dict[Mode, Prediction] = {}
+    for mode in Mode:
+        of_mode = [one for one in predictions if one.setting.mode is mode]
+        if of_mode:
+            best = thriftiest(of_mode)
+            full = [one for one in of_mode if one.setting.share == 1.0]
+            fair = thriftiest(full) if full else best
+            found[mode] = fair if fair.tokens_per_s >= 0.98 * best.tokens_per_s else best
+    return found
+
+
+def thriftiest(predictions: Sequence[Prediction]) -> Prediction:
+    """The fastest prediction, or one within 0.3 % of it that asks less of the draft."""
+    enough = 0.997 * max(one.tokens_per_s for one in predictions)
+    near = [one for one in predictions if one.tokens_per_s >= enough]
+    return min(near, key=lambda one: (one.setting.draft_work, -one.tokens_per_s))
+
+
+def _mean_tokens(law: tuple[float, ...]) -> float:
+    return sum((k + 1) * p for k, p in enumerate(law))
