@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PROTOS_VENV := .venv-protos
+JOBS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint format protos protos-check clean
@@ -14,8 +15,9 @@ help: ## this list
 demo: $(VENV)/.demo ## three services on the CPU, three prompts, three modes, one comparison
 	$(BIN)/ssd demo
 
+# Tiny models gain nothing from threads, and busy threads on few cores wait for each other: one thread, several processes.
 test: $(VENV)/.dev ## the test suite
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev ## ruff, mypy, buf lint
 	$(BIN)/ruff check .
