@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import structlog
 
-from draft_service.admission import Limits, check_ids, plan_of
-from draft_service.drawing import ranked
+from draft_service.admission import Limits, check_ids, parts_of, planned_policy, policy_of, terms_of
+from draft_service.drawing import Drawn
+from draft_service.experience import Experience
 from draft_service.mail import DraftMail
+from draft_service.passes import Passes
 from draft_service.room import Room
-from draft_service.scheduler import Scheduler, TrunkJob
+from draft_service.round import Flight
+from draft_service.scheduler import Scheduler
 from draft_service.sequence import DraftSequence, Work
 from draft_service.streams import Streams
 from draft_service.trunk import Trunk
@@ -26,7 +30,10 @@ from ssd.models.config import ModelConfig
 from ssd.rpc.mail import Status
 from ssd.runtime.blocks import BlockPool
 from ssd.runtime.runner import ModelRunner
-from ssd.speculation.proposal import Proposal
+from ssd.speculation.outcomes import OutcomeTable
+from ssd.speculation.proposal import Proposal, Source
+
+_SOURCES = {types_pb2.PROPOSAL_SOURCE_JIT: Source.PROPOSAL, types_pb2.PROPOSAL_SOURCE_NGRAM: Source.NGRAM}
 
 log = structlog.get_logger()
 
@@ -43,14 +50,14 @@ class DraftEngine:
         self.info = info
         self.limits = Limits(vocab, context, config.max_k, config.max_branches, tuple(info.eos_ids) or model.eos_ids)
         self.live = Streams()
+        self.experience = Experience()
         self._room = Room(self.live, pool)
         self._scheduler = Scheduler(self._room, config.engine.token_budget)
+        self._passes = Passes(runner, vocab, config.max_k + 1)
         self._mail = DraftMail()
-        self._runner = runner
         self._pool = pool
         self._config = config
         self._tickets = itertools.count(1)
-        self._steps = 0
         self._dropped = 0
 
     def welcome(self, epoch: int) -> types_pb2.Welcome:
@@ -73,7 +80,7 @@ class DraftEngine:
             kv_blocks_used=self._pool.in_use,
             kv_blocks_total=self._pool.blocks,
             block_size=self._pool.block_size,
-            steps=self._steps,
+            steps=self._passes.count,
             stale_drops=self._dropped,
             preemptions=self._room.tables_dropped,
         )
@@ -92,13 +99,18 @@ class DraftEngine:
         jobs, trees = self._scheduler.choose(self.live)
         for sequence in self._room.take_starved():
             self._refuse(sequence, Status.RESOURCE_EXHAUSTED, "the draft has no KV room for the sequence")
-        if jobs:
-            self._run(jobs)
-        elif trees:
-            self._grow(trees)
+        answered = self._passes.trunks(now, jobs) if jobs else self._passes.trees(now, trees) if trees else ()
+        for sequence, drawn in answered:
+            self._take(sequence, drawn)
 
-    def finish(self) -> Mapping[int, draft_pb2.DraftServiceServeResponse]:
-        """What the step and the messages since the last one have to say: one message for each stream that has news."""
+    def finish(self, now: float | None = None) -> Mapping[int, draft_pb2.DraftServiceServeResponse]:
+        """What the step and the messages since the last one have to say: one message for each stream that has news.
+
+        now   monotonic time in seconds; without it the step is not timed
+        """
+        timing = self._passes.end(now)
+        if timing is not None:
+            self._mail.time(timing)
         return self._mail.collect()
 
     def step(self, now: float) -> Mapping[int, draft_pb2.DraftServiceServeResponse]:
@@ -110,39 +122,17 @@ class DraftEngine:
         """At once while anybody waits for a step or a message, else never."""
         return now if self._mail or any(sequence.work is not Work.NONE for sequence in self.live) else None
 
-    def _run(self, jobs: Sequence[TrunkJob]) -> None:
-        """Trunks: prefill, the next token of just-in-time proposals, the roots of tables."""
-        self._steps += 1
-        logits = self._runner.run([job.row for job in jobs])
-        for job in jobs:
-            job.sequence.trunk.wrote(job.row, job.sequence.ids)
-        done = [job.sequence for job in jobs if job.row.logits]
-        if not done:
+    def _take(self, sequence: DraftSequence, drawn: Sequence[Drawn]) -> None:
+        """What a forward pass gave a sequence."""
+        if not all(one.ids for one in drawn):
+            reason = "the sampling parameters leave no token that can be drawn from the draft's logits"
+            self._refuse(sequence, Status.INVALID_ARGUMENT, reason)
             return
-        rows = [sequence.draw_rows() for sequence in done]
-        wanted = max(1, *(sequence.candidates_wanted for sequence in done))
-        lists = iter(ranked(logits, [row for part in rows for row in part], wanted, self.limits.vocab_size))
-        for sequence, part in zip(done, rows, strict=True):
-            candidates = list(itertools.islice(lists, len(part)))
-            if not all(candidates):
-                self._refuse_undrawable(sequence)
-            elif sequence.work is Work.PROPOSE:
-                self._answer(sequence, sequence.propose(candidates[0][0]))
-            else:
-                sequence.root(candidates)
-
-    def _grow(self, sequences: Sequence[DraftSequence]) -> None:
-        """Trees: one more token for every branch, and the tables that are due."""
-        self._steps += 1
-        rows = [sequence.branch_rows() for sequence in sequences]
-        logits = self._runner.run_branches([item for sequence in sequences for item in sequence.branch_items()])
-        lists = iter(ranked(logits, [row for part in rows for row in part], 1, self.limits.vocab_size))
-        for sequence, part in zip(sequences, rows, strict=True):
-            drawn = list(itertools.islice(lists, len(part)))
-            if not all(drawn):
-                self._refuse_undrawable(sequence)
-            elif (table := sequence.grow([ids[0] for ids in drawn])) is not None:
-                self._mail.anticipate(sequence.stream, sequence.number, table)
+        result = sequence.take(drawn)
+        if isinstance(result, OutcomeTable):
+            self._mail.anticipate(sequence.stream, sequence.number, result)
+        else:
+            self._answer(sequence, result)
 
     # What peers send
 
@@ -169,7 +159,9 @@ class DraftEngine:
             self._dropped += 1
             return
         try:
-            plan = plan_of(message, self.limits)
+            terms = terms_of(message, self.limits)
+            statistics = self.experience.of_sequence(rejection=terms.rejection)
+            policy = policy_of(message, self.limits, statistics)
         except FieldError as error:
             self._mail.refuse(stream, number, Status.INVALID_ARGUMENT, str(error))
             return
@@ -177,7 +169,7 @@ class DraftEngine:
             self._mail.refuse(stream, number, Status.RESOURCE_EXHAUSTED, f"{most} sequences are drafted for already")
             return
         ids = list(message.ids)
-        sequence = DraftSequence(stream, number, plan, ids, Trunk(self._pool, ids))
+        sequence = DraftSequence(stream, number, terms, policy, ids, Trunk(self._pool, ids), statistics)
         self.live.add(sequence)
         self._answer(sequence, sequence.begin(next(self._tickets), need_proposal=message.need_proposal))
         self._check_context(sequence)
@@ -188,14 +180,42 @@ class DraftEngine:
             self._dropped += 1
             return
         ids, known = list(message.ids), sequence.base_len - message.base_len
+        in_step = known <= 0 or len(ids) > known
+        changed = in_step and self._take_policy(sequence, message)
+        if not self.live.get(stream, message.sequence):
+            return
         if known < 0 or sequence.ids[message.base_len : message.base_len + len(ids)] != ids[:known]:
             self._mail.ask_resync(stream, sequence.number, sequence.base_len)
         elif len(ids) > known:
-            self._commit(sequence, ids[known:], message.need_proposal, message.next_depth)
+            self._commit(sequence, ids[known:], message.need_proposal, self._flight(message))
         elif known == 0 and message.need_proposal:
             self._answer(sequence, sequence.remind(next(self._tickets)))
-        else:
+        elif known == 0 and message.in_flight:
+            sequence.redirect(next(self._tickets), self._flight(message))
+        elif not changed:
             self._dropped += 1
+
+    def _take_policy(self, sequence: DraftSequence, message: draft_pb2.Advance) -> bool:
+        """The governor's plan and this draft's part, if the message brings them."""
+        policy = sequence.policy
+        if message.HasField("plan"):
+            policy = planned_policy(sequence.opened, policy, message.plan, self.limits, sequence.statistics)
+        if message.parts:
+            try:
+                part, parts = parts_of(message.part, message.parts)
+            except FieldError as error:
+                self._refuse(sequence, Status.INVALID_ARGUMENT, str(error))
+                return True
+            policy = replace(policy, part=part, parts=parts)
+        if policy is sequence.policy:
+            return False
+        self._answer(sequence, sequence.follow_policy(policy))
+        return True
+
+    def _flight(self, message: draft_pb2.Advance) -> Flight:
+        """The proposal in flight, up to the first id that this model does not know and to its longest."""
+        ids = itertools.takewhile(lambda token: token < self.limits.vocab_size, message.in_flight[: self.limits.max_k])
+        return Flight(message.next_depth, tuple(ids), _SOURCES.get(message.next_source, Source.TABLE))
 
     def _resync(self, stream: int, message: draft_pb2.Resync) -> None:
         sequence = self.live.get(stream, message.sequence)
@@ -209,8 +229,8 @@ class DraftEngine:
         elif ids == sequence.ids[: len(ids)]:
             self._dropped += 1
         elif ids[:held] == sequence.ids:
-            self._commit(sequence, ids[held:], message.need_proposal, 0)
-        elif len(ids) < sequence.plan.prompt_len:
+            self._commit(sequence, ids[held:], message.need_proposal, Flight())
+        elif len(ids) < sequence.terms.prompt_len:
             self._refuse(sequence, Status.INVALID_ARGUMENT, "ids: contradict the prompt")
         elif self._ids_known(sequence, ids):
             self._answer(sequence, sequence.replace(next(self._tickets), ids, need_proposal=message.need_proposal))
@@ -222,10 +242,10 @@ class DraftEngine:
             sequence.close()
             self._mail.to(stream).closed.append(number)
 
-    def _commit(self, sequence: DraftSequence, ids: Sequence[int], need_proposal: bool, next_depth: int) -> None:
+    def _commit(self, sequence: DraftSequence, ids: Sequence[int], need_proposal: bool, flight: Flight) -> None:
         if self._ids_known(sequence, ids):
             ticket = next(self._tickets)
-            self._answer(sequence, sequence.commit(ticket, ids, need_proposal=need_proposal, next_depth=next_depth))
+            self._answer(sequence, sequence.commit(ticket, ids, need_proposal=need_proposal, flight=flight))
             self._check_context(sequence)
 
     def _answer(self, sequence: DraftSequence, proposal: Proposal | None) -> None:
@@ -247,10 +267,6 @@ class DraftEngine:
         if sequence.base_len + 1 >= context:
             reason = f"{sequence.base_len} tokens leave nothing to draft within the draft's context of {context}"
             self._refuse(sequence, Status.OUT_OF_RANGE, reason)
-
-    def _refuse_undrawable(self, sequence: DraftSequence) -> None:
-        reason = "the sampling parameters leave no token that can be drawn from the draft's logits"
-        self._refuse(sequence, Status.INVALID_ARGUMENT, reason)
 
     def _refuse(self, sequence: DraftSequence, status: Status, reason: str) -> None:
         """Give a sequence up, with all its blocks, and say so."""

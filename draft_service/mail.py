@@ -21,6 +21,11 @@ class DraftMail(Mail[draft_pb2.DraftServiceServeResponse]):
     def anticipate(self, stream: int, sequence: int, table: OutcomeTable) -> None:
         self.to(stream).tables.append(outcome_table_message(sequence, table))
 
+    def time(self, timing: draft_pb2.DraftTiming) -> None:
+        """Add the timing to every message that goes out anyhow."""
+        for response in self._responses.values():
+            response.timing.CopyFrom(timing)
+
     def ask_resync(self, stream: int, sequence: int, have_len: int) -> None:
         """Once a message: one gap shows in every advance after it."""
         asked = self.to(stream).need_resync

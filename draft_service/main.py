@@ -108,7 +108,7 @@ def warm_up(engine: DraftEngine) -> None:
         limits=types_pb2.TokenLimits(max_tokens=4 * WARM_UP_K, ignore_eos=True),
         mode=types_pb2.MODE_SSD,
         k=WARM_UP_K,
-        fan_out=1,
+        fan_out=types_pb2.FanOut(rule=types_pb2.FAN_OUT_RULE_UNIFORM, fan_out=1),
         need_proposal=True,
     )
     engine.handle(_WARM_UP_STREAM, Request(opens=[opened]))

@@ -15,18 +15,20 @@ class Room:
         self.tables_dropped = 0
 
     def for_trunk(self, sequence: DraftSequence, length: int) -> bool:
-        """Slots for `length` positions of a trunk. Tables are dropped for them, the youngest first; where that is not
-        enough the sequence is starved."""
+        """Slots for `length` positions of a trunk. Tables are dropped for them, the youngest first, then trunks that
+        nothing is done with at present; where that is not enough the sequence is starved."""
         while True:
             try:
                 sequence.trunk.table.ensure(length)
                 return True
             except OutOfBlocks:
-                trees = self._growing()
-                if not trees:
+                if trees := self._growing():
+                    self._drop_table(max(trees, key=lambda other: other.round.ticket))
+                elif idle := next((s for s in self._live if s.policy.idle and s.trunk.table.blocks), None):
+                    idle.trunk.release()
+                else:
                     self._starved.append(sequence)
                     return False
-                self._drop_table(max(trees, key=lambda other: other.round.ticket))
 
     def for_tree(self, sequence: DraftSequence) -> bool:
         """Scratch slots for a tree. It waits for other trees to finish; where there are none it is dropped."""

@@ -43,15 +43,16 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         response = admin_pb2.GetLoadResponse()
         async with statuses(context):
             core = self._gate.core
-            coordinator, totals = core.hub.coordinator, core.hub.coordinator.totals
+            coordinator = core.hub.coordinator
+            tally = coordinator.tally
             response.waiting = len(coordinator.waiting())
             response.running = core.hub.live - response.waiting
             response.prompt_tokens = core.admission.prompt_tokens
             response.target.CopyFrom(_sum(core.hub.targets))
             response.draft.CopyFrom(_sum(core.hub.drafts))
-            response.acceptance = _ratio(totals.accepted, totals.proposed)
-            response.hit_rate = _ratio(totals.hits, totals.hits + totals.misses)
-            response.stale_drops = coordinator.stale_drops
+            response.acceptance = _ratio(tally.sum("accepted"), tally.sum("proposed"))
+            response.hit_rate = _ratio(tally.sum("hits"), tally.sum("hits") + tally.sum("misses"))
+            response.stale_drops = sum(coordinator.stale_by_reason.values())
             response.cached_tables = coordinator.cached_tables
             response.degraded = not core.hub.draft_ready
         return response
@@ -70,12 +71,16 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             response.sequence = live.sequence
             response.committed_len = live.length
             response.mode = live.plan.mode
-            response.drafting = live.draft is not None
+            response.drafting = live.draftable
             response.tables.extend(outcome_table_message(live.sequence, table) for table in held.tables)
             response.proposals.extend(proposal_message(live.sequence, made) for made in held.proposals)
             response.rounds = live.totals.rounds
             response.hits = live.totals.hits
             response.misses = live.totals.misses
+            governing = hub.coordinator.governing
+            if (decision := governing.decision(live.sequence)) is not None:
+                response.decision.CopyFrom(decision)
+            response.statistics.CopyFrom(governing.statistics(live))
         return response
 
 

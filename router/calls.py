@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import grpc
@@ -19,17 +19,30 @@ log = structlog.get_logger()
 
 
 @asynccontextmanager
-async def statuses(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
-    """Errors of the contract end the call with their status, others with INTERNAL; cancellation passes through."""
+async def statuses(
+    context: grpc.aio.ServicerContext, count: Callable[[str], None] = lambda _: None
+) -> AsyncIterator[None]:
+    """Errors of the contract end the call with their status, others with INTERNAL; cancellation passes through.
+
+    count: hears the name of the status.
+    """
     try:
         yield
+        count("OK")
     except ApiError as error:
+        count(error.code.name)
         await _abort(context, error)
     except FieldError as error:
+        count("INVALID_ARGUMENT")
         await _abort(context, from_field_error(error))
+    except asyncio.CancelledError:
+        count("CANCELLED")
+        raise
     except grpc.aio.InternalError as error:  # a write to a client that has left
+        count("CANCELLED")
         raise asyncio.CancelledError from error
     except Exception:  # the last line before the wire: whatever it is, the client gets a status and the log a reason
+        count("INTERNAL")
         log.exception("call failed")
         await _abort(context, ApiError(grpc.StatusCode.INTERNAL, "the router failed; its log has the reason"))
 

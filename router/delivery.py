@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Callable
 
 from protos.ssd.v1 import inference_pb2, target_pb2, types_pb2
-from router.live import Totals
 from router.session import Session
+from router.totals import Totals
 from ssd.rpc.status import ApiError, exhausted
+from ssd.telemetry.metrics import RequestTimes
 
 
 class Delivery:
@@ -19,7 +20,13 @@ class Delivery:
     """
 
     def __init__(
-        self, sequence: int, session: Session, buffer: int, stall_s: float, on_stall: Callable[[], None]
+        self,
+        sequence: int,
+        session: Session,
+        buffer: int,
+        stall_s: float,
+        on_stall: Callable[[], None],
+        times: RequestTimes | None = None,
     ) -> None:
         self.sequence = sequence
         self.session = session
@@ -28,6 +35,7 @@ class Delivery:
         self._buffer = buffer
         self._stall_s = stall_s
         self._on_stall = on_stall
+        self._times = times
         self._stall: asyncio.TimerHandle | None = None
         self._time_limit: asyncio.TimerHandle | None = None
         self._news = asyncio.Event()
@@ -40,8 +48,15 @@ class Delivery:
     def feed(self, outcome: target_pb2.StepOutcome, totals: Totals) -> bool:
         """Take in an outcome; True if the generation is over."""
         ended = self.session.feed(outcome, totals)
+        if self._times is not None:
+            self._times.tokens(asyncio.get_running_loop().time(), len(outcome.ids))
         self._notify()
         return ended
+
+    def placed(self) -> None:
+        """A target is there for the request."""
+        if self._times is not None:
+            self._times.placed(asyncio.get_running_loop().time())
 
     def end(self, reason: types_pb2.FinishReason) -> None:
         """End with the text so far."""
@@ -74,6 +89,10 @@ class Delivery:
         """Nobody will ask again: no clock of this request runs on."""
         self.cut = None
         self._unwatch()
+        if self._times is not None:
+            finish = self.session.finish
+            reason = types_pb2.FinishReason.Name(finish.reason).removeprefix("FINISH_REASON_") if finish else None
+            self._times.ended(asyncio.get_running_loop().time(), reason)
         if self._time_limit is not None:
             self._time_limit.cancel()
 

@@ -14,12 +14,14 @@ from router import validation
 from router.admission import Admission
 from router.detokenizer import Detokenizers
 from router.hub import Hub
+from router.metrics import mode_name
 from router.plan import Plan
 from router.session import Session
 from router.stops import StopTexts
 from router.tokenization import Tokenization
 from ssd.config import RouterConfig
 from ssd.rpc.status import ApiError, unavailable
+from ssd.telemetry.metrics import RequestTimes
 
 Send = Callable[[inference_pb2.GenerateStreamResponse], Awaitable[None]]
 
@@ -62,7 +64,8 @@ class Generations:
                 checked, plan = await self._prepare(request)
                 request_id = request.request_id or uuid.uuid4().hex
                 session = self._session(request, request_id, checked, plan)
-                with self.admission.admit(plan), self.hub.generation(request_id, plan, session) as delivery:
+                times = RequestTimes(self.hub.metrics, mode_name(plan.mode), begun)
+                with self.admission.admit(plan), self.hub.generation(request_id, plan, session, times) as delivery:
                     delivery.cut = lambda: None if leash.expired() else leash.reschedule(loop.time())
                     if checked.time_limit_s is not None:
                         delivery.limit_time(begun + checked.time_limit_s, lambda: self._time_is_up(request_id))

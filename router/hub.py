@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -22,6 +23,7 @@ from router.session import Session
 from router.validation import Limits
 from ssd.config import RouterConfig
 from ssd.rpc.status import ApiError, exhausted, from_code, invalid, unavailable
+from ssd.telemetry.metrics import Metrics, RequestTimes
 from ssd.tokenizer import Tokenizer
 
 # A target names the fields of its own messages; clients know them by these paths.
@@ -33,11 +35,12 @@ log = structlog.get_logger()
 class Hub:
     """Implements router.peer.Listener."""
 
-    def __init__(self, config: RouterConfig, tokenizer: Tokenizer, epoch: int) -> None:
+    def __init__(self, config: RouterConfig, tokenizer: Tokenizer, epoch: int, metrics: Metrics | None = None) -> None:
+        self.metrics = metrics or Metrics()
         self.coordinator = Coordinator()
         self.targets = [Peer(address, TARGET, config, epoch, self) for address in config.targets]
         self.drafts = [Peer(address, DRAFT, config, epoch, self) for address in config.drafts]
-        self.limits: Limits | None = None  # of the targets connected last; None before the first one
+        self._limits: Limits | None = None  # of the targets connected last; None before the first one
         self._config = config
         self._tokenizer = tokenizer
         self._changed = asyncio.Event()
@@ -70,6 +73,14 @@ class Hub:
         return any(peer.ready for peer in self.drafts)
 
     @property
+    def limits(self) -> Limits | None:
+        """What a request may ask for now; None before the first target has answered."""
+        if self._limits is None:
+            return None
+        drafts = [peer.welcome.max_branches for peer in self.drafts if peer.ready and peer.welcome is not None]
+        return replace(self._limits, max_branches=min([self._config.max_branches, *filter(None, drafts)]))
+
+    @property
     def target_model(self) -> types_pb2.ModelInfo | None:
         """What the targets serve; None before the first one has answered."""
         known = sorted((peer for peer in self.targets if peer.welcome is not None), key=lambda peer: not peer.ready)
@@ -83,9 +94,12 @@ class Hub:
     # Requests
 
     @contextmanager
-    def generation(self, request_id: str, plan: Plan, session: Session) -> Iterator[Delivery]:
+    def generation(
+        self, request_id: str, plan: Plan, session: Session, times: RequestTimes | None = None
+    ) -> Iterator[Delivery]:
         """A live request. On leaving, however that happens, its sequence is closed on target and draft, once.
 
+        times: where its delays are noted; None = nowhere.
         Raises ApiError (ALREADY_EXISTS) if the id is live.
         """
         if request_id in self._live:
@@ -93,13 +107,15 @@ class Hub:
         sequence = next(self._numbers)
         config = self._config
         delivery = Delivery(
-            sequence, session, config.stream_buffer, config.stream_stall_s, lambda: self._close(sequence)
+            sequence, session, config.stream_buffer, config.stream_stall_s, lambda: self._close(sequence), times
         )
         self._live[request_id] = self._by_sequence[sequence] = delivery
         self._idle.clear()
         try:
             self.coordinator.open(sequence, plan)
             self._await_targets()
+            if sequence not in self._give_up:
+                delivery.placed()
             self._flush_soon()
             yield delivery
         finally:
@@ -158,6 +174,11 @@ class Hub:
         return None
 
     def on_message(self, connection: Connection, message: Any) -> None:
+        if message.HasField("pong"):
+            self.coordinator.round_trip(connection, self._connections[connection].rtt_ms / 1000)
+        if message.HasField("timing"):
+            histogram = self.metrics.draft if connection.role == DRAFT.name else self.metrics.verify
+            histogram.labels("yes" if message.timing.prefill else "no").observe(message.timing.step_ms / 1000)
         if connection.role == DRAFT.name:
             self.coordinator.on_draft(connection, message)
         else:
@@ -215,6 +236,7 @@ class Hub:
             return
         for sequence in self._give_up.keys() - waiting:
             self._give_up.pop(sequence).cancel()
+            self._by_sequence[sequence].placed()
         later = asyncio.get_running_loop().call_later
         for sequence in waiting - self._give_up.keys():
             self._give_up[sequence] = later(self._config.target_wait_s, self._gave_up, sequence)
@@ -240,7 +262,7 @@ class Hub:
 
     def _take_limits(self, newcomer: types_pb2.Welcome) -> None:
         welcomes = [newcomer, *(peer.welcome for peer in self.targets if peer.ready and peer.welcome is not None)]
-        self.limits = Limits(
+        self._limits = Limits(
             vocab_size=min(welcome.model.vocab_size for welcome in welcomes),
             context=min(_context(welcome) for welcome in welcomes),
             max_k=min(welcome.max_k for welcome in welcomes),

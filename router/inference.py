@@ -5,23 +5,28 @@ from __future__ import annotations
 import grpc
 
 from protos.ssd.v1 import inference_pb2, inference_pb2_grpc, types_pb2
-from router import validation
+from router import speculation, validation
 from router.calls import statuses
 from router.gate import Gate
 from ssd.rpc.status import invalid
+from ssd.telemetry.metrics import Metrics
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     """Statuses of refusals: see router.validation; of peers and deadlines: router.hub and router.generation."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, metrics: Metrics) -> None:
         self._gate = gate
+        self._metrics = metrics
+
+    def _count(self, status: str) -> None:
+        self._metrics.requests.labels(status).inc()
 
     async def GenerateStream(  # noqa: N802 - gRPC's name
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> None:
         # Written with context.write: the cleanup of an abandoned async generator would run late.
-        async with statuses(context):
+        async with statuses(context, self._count):
             await self._gate.generations.run(request, context.time_remaining(), context.write)
 
     async def Generate(  # noqa: N802
@@ -38,7 +43,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 if message.HasField(name):
                     getattr(collected, name).CopyFrom(getattr(message, name))
 
-        async with statuses(context):
+        async with statuses(context, self._count):
             await self._gate.generations.run(request, context.time_remaining(), collect)
         collected.text = "".join(text)
         return collected
@@ -84,9 +89,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             response.model.context_length = limits.context
             if (draft := core.hub.draft_model) is not None:
                 response.draft.CopyFrom(draft)
-            response.defaults.mode = validation.MODES[core.config.mode]
-            response.defaults.k = min(core.config.k, limits.max_k)
-            response.defaults.fan_out = core.config.fan_out
+            defaults = speculation.defaults(core.config, limits.max_k, limits.max_branches)
+            response.defaults.CopyFrom(defaults)
             response.max_k = limits.max_k
             response.max_fan_out = core.config.max_fan_out
             response.max_prompt_tokens = limits.longest_prompt

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import structlog
@@ -14,6 +16,7 @@ from router.generation import Generations
 from router.health import ADMIN, INFERENCE, Health
 from router.hub import Hub
 from router.inference import InferenceServicer
+from router.metrics import HubCollector
 from router.resolve import resolve
 from router.tokenization import load_tokenization
 from ssd.config import RouterConfig
@@ -22,6 +25,8 @@ from ssd.errors import FieldError
 from ssd.rpc.server import Server, StartupError
 from ssd.rpc.status import unavailable
 from ssd.telemetry import logging
+from ssd.telemetry.endpoint import PATH, metrics_endpoint
+from ssd.telemetry.metrics import Metrics
 
 # After the drain: time for the last statuses to go out.
 LAST_WORDS_S = 0.5
@@ -42,12 +47,12 @@ async def serve(config: RouterConfig) -> int:
     with UNAVAILABLE and the health of ssd.v1.InferenceService is NOT_SERVING.
     """
     server = Server(config.listen, (INFERENCE, ADMIN))
-    gate, epoch = Gate(), new_epoch()
-    inference_pb2_grpc.add_InferenceServiceServicer_to_server(InferenceServicer(gate), server.grpc)
+    gate, epoch, metrics = Gate(), new_epoch(), Metrics()
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(InferenceServicer(gate, metrics), server.grpc)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(gate, epoch), server.grpc)
     await server.start()
     log.info("listening", address=server.address, model=config.model)
-    work = asyncio.create_task(_work(config, server, gate, epoch))
+    work = asyncio.create_task(_work(config, server, gate, epoch, metrics))
     work.add_done_callback(lambda _: server.end(1))
     try:
         # By then all generations have ended; who is left only watches.
@@ -61,7 +66,7 @@ async def serve(config: RouterConfig) -> int:
     return status
 
 
-async def _work(config: RouterConfig, server: Server, gate: Gate, epoch: int) -> None:
+async def _work(config: RouterConfig, server: Server, gate: Gate, epoch: int, metrics: Metrics) -> None:
     """Everything behind the port, until cancelled."""
     health = Health(config, server)
     await health.begin()
@@ -70,12 +75,28 @@ async def _work(config: RouterConfig, server: Server, gate: Gate, epoch: int) ->
         tokenization = await asyncio.to_thread(load_tokenization, directory)
     except FieldError as error:
         raise StartupError(str(error)) from error
-    hub = Hub(config, tokenization.tokenizer, epoch)
+    hub = Hub(config, tokenization.tokenizer, epoch, metrics)
+    metrics.add(HubCollector(hub))
     generations = Generations(config, config.model_name or Path(config.model).name, tokenization, hub)
     gate.attach(generations)
-    async with asyncio.TaskGroup() as group:
+    async with _measured(config.metrics_listen, metrics), asyncio.TaskGroup() as group:
         group.create_task(hub.run(), name="peers")
         group.create_task(health.keep(generations, gate), name="health")
+
+
+@contextlib.asynccontextmanager
+async def _measured(listen: str, metrics: Metrics) -> AsyncIterator[None]:
+    """Metrics over HTTP, where that is wanted. Raises StartupError for an address that cannot be bound."""
+    if not listen:
+        yield
+        return
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            address = await stack.enter_async_context(metrics_endpoint(listen, metrics.registry))
+        except OSError as error:
+            raise StartupError(f"metrics_listen: cannot listen on {listen}: {error.strerror}") from error
+        log.info("metrics", url=f"http://{address}{PATH}")
+        yield
 
 
 async def _drain(gate: Gate, limit_s: float) -> None:

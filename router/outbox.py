@@ -16,7 +16,7 @@ class TargetBox:
     opens: dict[int, target_pb2.TargetOpen] = field(default_factory=dict)
     tables: list[types_pb2.OutcomeTable] = field(default_factory=list)
     proposals: list[types_pb2.Proposal] = field(default_factory=list)
-    drafting: dict[int, bool] = field(default_factory=dict)
+    drafting: dict[int, target_pb2.SetDrafting] = field(default_factory=dict)
     closes: list[int] = field(default_factory=list)
 
     def close(self, sequence: int, *, ended: bool) -> None:
@@ -35,7 +35,7 @@ class TargetBox:
             opens=self.opens.values(),
             tables=self.tables,
             proposals=self.proposals,
-            drafting=[target_pb2.SetDrafting(sequence=s, drafting=on) for s, on in self.drafting.items()],
+            drafting=self.drafting.values(),
             closes=self.closes,
         )
         self.opens, self.tables, self.proposals, self.drafting, self.closes = {}, [], [], {}, []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 
 from protos.ssd.v1 import draft_pb2, target_pb2, types_pb2
-from router.live import Live
+from router.live import Link, Live
 from router.outbox import DraftBox, TargetBox
 
 PeerKey = Hashable
@@ -47,16 +47,26 @@ class Placement:
         box.tables.extend(tables)
         return True
 
-    def find_draft(self, live: Live) -> bool:
-        """Open a sequence on a draft with all that it has committed; False when there is none to try."""
-        free = {key: box for key, box in self._drafts.items() if key not in live.refused_by}
-        if not free or not live.plan.speculative:
-            return False
-        live.draft = min(free, key=lambda key: len(free[key].sequences))
-        box = self._drafts[live.draft]
-        box.sequences.add(live.sequence)
-        box.opens[live.sequence] = live.draft_open(box.max_k)
-        return True
+    def find_drafts(self, live: Live) -> None:
+        """Open a sequence, with all that it has committed, on as many drafts as it wants and there are to try."""
+        there = {link.key for link in live.links} | live.refused_by
+        free = sorted((key for key in self._drafts if key not in there), key=self._drafted_at)
+        added = [
+            Link(key, self._drafts[key].max_k) for key in free[: max(0, live.plan.drafts_wanted - len(live.links))]
+        ]
+        live.links += added
+        for link in added:
+            box = self._drafts[link.key]
+            box.sequences.add(live.sequence)
+            box.opens[live.sequence] = live.draft_open(link)
+
+    def rows(self, live: Live) -> tuple[int, int]:
+        """Sequences that share this one's target, and those that share its first draft."""
+        at_target = len(self._targets[live.target].sequences) if live.target is not None else 1
+        return at_target, self._drafted_at(live.links[0].key) if live.links else 0
+
+    def _drafted_at(self, key: PeerKey) -> int:
+        return len(self._drafts[key].sequences)
 
     def leave_target(self, live: Live, *, ended: bool) -> None:
         """Give the sequence up at its target. ended: the target said so itself."""
@@ -64,24 +74,25 @@ class Placement:
             self._targets[live.target].close(live.sequence, ended=ended)
             live.target = None
 
-    def leave_draft(self, live: Live, *, ended: bool) -> None:
-        """Give the sequence up at its draft. ended: the draft said so itself."""
-        if live.draft is not None:
-            self._drafts[live.draft].close(live.sequence, ended=ended)
-            live.draft = None
+    def leave_draft(self, live: Live, link: Link, *, ended: bool) -> None:
+        """Give the sequence up at one of its drafts. ended: the draft said so itself."""
+        self._drafts[link.key].close(live.sequence, ended=ended)
+        live.links.remove(link)
 
-    def set_drafting(self, live: Live, drafting: bool) -> None:
-        """Let the target know whether waiting for a draft is worth while."""
-        if live.drafting == drafting:
+    def tell_target(self, live: Live) -> None:
+        """Let the target know whether waiting for a draft is worth while, and what to do after a miss."""
+        drafting, fallback = live.draftable, live.wanted_fallback
+        if (live.drafting, live.fallback) == (drafting, fallback):
             return
-        live.drafting = drafting
+        news = fallback if fallback != live.fallback else types_pb2.FALLBACK_UNSPECIFIED
+        live.drafting, live.fallback = drafting, fallback
         if live.target is None:
             return
         box = self._targets[live.target]
-        if live.sequence in box.opens:
-            box.opens[live.sequence].drafting = drafting
-        else:
-            box.drafting[live.sequence] = drafting
+        known = box.opens.get(live.sequence) or box.drafting.setdefault(
+            live.sequence, target_pb2.SetDrafting(sequence=live.sequence)
+        )
+        known.drafting, known.fallback = drafting, news or known.fallback
 
     def forward_table(self, live: Live, table: types_pb2.OutcomeTable) -> None:
         """To the read replica of the sequence's target."""
@@ -93,18 +104,17 @@ class Placement:
         if live.target is not None:
             self._targets[live.target].proposals.append(proposal)
 
-    def tell_draft(self, live: Live) -> None:
-        """Let the draft know what has been committed since it was last told."""
-        if live.draft is None:
-            return
-        box = self._drafts[live.draft]
-        if live.resync:
-            box.resyncs.append(live.draft_resync())
-        elif live.length > live.told_len:
-            if live.sequence in box.opens:  # not sent yet: let it begin at the present length
-                box.opens[live.sequence] = live.draft_open(box.max_k)
-            else:
-                box.advances.append(live.draft_advance())
+    def tell_drafts(self, live: Live) -> None:
+        """Let the drafts know what has happened since they were last told."""
+        for link in live.links:
+            box = self._drafts[link.key]
+            if link.resync:
+                box.resyncs.append(live.draft_resync(link))
+            elif live.sequence in box.opens:
+                if live.length > link.told_len:  # not sent yet: let it begin at the present length
+                    box.opens[live.sequence] = live.draft_open(link)
+            elif (advance := live.draft_advance(link)) is not None:
+                box.advances.append(advance)
 
     def take(self) -> Outgoing:
         """One message for each peer that is to hear something."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from protos.ssd.v1 import inference_pb2, target_pb2, types_pb2
 from router.detokenizer import Detokenizer
-from router.live import Totals
 from router.stops import StopTexts
+from router.totals import Totals
 
 # With 20 alternatives each, this many tokens stay far below the limit of a message.
 MESSAGE_TOKENS = 4096
@@ -119,4 +119,8 @@ class Session:
             hits=self.totals.hits,
             misses=self.totals.misses,
             mode=self.mode,
+            accepted_at=self.totals.accepted_at,
+            jit_rounds=self.totals.jit_rounds,
+            ngram_rounds=self.totals.ngram_rounds,
+            plain_rounds=self.totals.plain_rounds,
         )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import grpc
 
 from protos.ssd.v1 import inference_pb2, types_pb2
+from router import speculation
 from router.plan import Plan
 from ssd.config import RouterConfig
 from ssd.errors import FieldError
@@ -26,7 +27,6 @@ MAX_STOP_TEXT = 1024  # characters
 MAX_STOP_IDS = 64
 SEED_BITS = 64
 
-MODES = {"ar": types_pb2.MODE_AR, "sd": types_pb2.MODE_SD, "ssd": types_pb2.MODE_SSD}
 _NOT_YET = ("json_schema", "regex", "grammar")
 
 
@@ -37,6 +37,7 @@ class Limits:
     vocab_size: int
     context: int  # most tokens of prompt and output
     max_k: int
+    max_branches: int = 64  # of one table; what the drafts connected now can take
 
     @property
     def longest_prompt(self) -> int:
@@ -52,9 +53,7 @@ class Checked:
     stop: inference_pb2.StopParameters
     logprobs: int
     special_tokens: bool
-    mode: types_pb2.Mode
-    k: int
-    fan_out: int
+    speculation: speculation.Speculation
     time_limit_s: float | None
     default_max_tokens: int
     limits: Limits
@@ -83,7 +82,21 @@ class Checked:
             ignore_eos=self.stop.ignore_eos,
             stop_ids=self.stop.token_ids,
         )
-        return Plan(prompt, self.sampling, limits, self.logprobs, self.mode, self.k, self.fan_out)
+        chosen = self.speculation
+        return Plan(
+            prompt=prompt,
+            sampling=self.sampling,
+            limits=limits,
+            logprobs=self.logprobs,
+            mode=chosen.mode,
+            k=chosen.k,
+            fan_out=chosen.fan_out,
+            verification=chosen.verification,
+            saguaro_c=chosen.saguaro_c,
+            fallback=chosen.fallback,
+            drafts=chosen.drafts,
+            max_budget=chosen.max_budget,
+        )
 
 
 def check(request: inference_pb2.GenerateRequest, config: RouterConfig, limits: Limits) -> Checked:
@@ -98,7 +111,7 @@ def check(request: inference_pb2.GenerateRequest, config: RouterConfig, limits: 
     sampling = _sampling(request.sampling, limits.vocab_size)
     _check_stop(request.stop, limits.vocab_size)
     logprobs = _logprobs(request.output)
-    mode, k, fan_out = _speculation(request.speculation, config, limits)
+    chosen = speculation.check(request.speculation, config, limits.max_k, limits.max_branches)
     time_limit_s = request.time_limit_s if request.HasField("time_limit_s") else None
     if time_limit_s is not None and not (math.isfinite(time_limit_s) and time_limit_s > 0):
         raise invalid("time_limit_s", f"is {time_limit_s}, must be a positive number of seconds")
@@ -107,9 +120,7 @@ def check(request: inference_pb2.GenerateRequest, config: RouterConfig, limits: 
         stop=request.stop,
         logprobs=logprobs,
         special_tokens=request.output.special_tokens,
-        mode=mode,
-        k=k,
-        fan_out=fan_out,
+        speculation=chosen,
         time_limit_s=time_limit_s,
         default_max_tokens=config.max_tokens,
         limits=limits,
@@ -173,18 +184,3 @@ def _logprobs(output: inference_pb2.OutputParameters) -> int:
     if output.logprobs > MAX_LOGPROBS:
         raise invalid("output.logprobs", f"is {output.logprobs}, at most {MAX_LOGPROBS}")
     return output.logprobs
-
-
-def _speculation(
-    message: inference_pb2.SpeculationParameters, config: RouterConfig, limits: Limits
-) -> tuple[types_pb2.Mode, int, int]:
-    mode = message.mode or MODES[config.mode]
-    if mode not in MODES.values():
-        raise invalid("speculation.mode", f"has no value {mode}")
-    k = message.k if message.HasField("k") else min(config.k, limits.max_k)
-    if not 1 <= k <= limits.max_k:
-        raise invalid("speculation.k", f"is {k}, must be in 1..{limits.max_k}")
-    fan_out = message.fan_out if message.HasField("fan_out") else config.fan_out
-    if not 1 <= fan_out <= config.max_fan_out:
-        raise invalid("speculation.fan_out", f"is {fan_out}, must be in 1..{config.max_fan_out}")
-    return mode, k, fan_out

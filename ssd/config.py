@@ -18,6 +18,11 @@ from ssd.errors import FieldError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 MODES = ("ar", "sd", "ssd")
+ANY_MODE = (*MODES, "auto")  # auto: the router's governor chooses one of the others, round by round
+VERIFICATIONS = ("coupled", "rejection")
+FALLBACKS = ("auto", "jit", "ngram", "none")
+FAN_OUT_RULES = ("uniform", "geometric", "measured")  # of a server; explicit lists are for requests
+MAX_DRAFTS = 4  # of one sequence
 SWITCH = ("auto", "on", "off")
 
 
@@ -94,10 +99,22 @@ class RouterConfig:
     model_name: str = ""  # the name clients use; empty = the last part of `model`
     targets: tuple[str, ...] = ("127.0.0.1:50052",)
     drafts: tuple[str, ...] = ("127.0.0.1:50053",)
-    mode: str = "ssd"  # for requests that name none
+    mode: str = "ssd"  # for requests that name none, as all up to drafts_per_sequence
     k: int = 4
-    fan_out: int = 3
+    verification: str = "coupled"
+    saguaro_c: float = 1.0  # rejection: C of the scaled law; 1 = unscaled
+    fallback: str = "auto"
+    fan_out_rule: str = "uniform"
+    fan_out: int = 3  # uniform
+    budget: int = 16  # geometric, measured: branches of one table
+    fan_out_acceptance: float = 0.8  # geometric
+    fan_out_exponent: float = 1.0  # geometric
+    drafts_per_sequence: int = 1  # that share its fan-out, as far as there are that many
     max_fan_out: int = 16
+    max_branches: int = 64  # largest budget that a request may ask for
+    auto_k: int = 8  # longest proposal that the governor may choose
+    auto_budget: int = 48  # most branches that it may choose
+    metrics_listen: str = ""  # host:port of Prometheus metrics over HTTP; empty = none
     max_tokens: int = 512  # output limit of requests that set none
     max_live: int = 64  # requests admitted at once; more are RESOURCE_EXHAUSTED
     max_live_tokens: int = 262_144  # prompt + output limits of admitted requests, summed
@@ -116,17 +133,37 @@ class RouterConfig:
             _address("targets", address)
         for address in self.drafts:
             _address("drafts", address)
-        _one_of("mode", self.mode, MODES)
-        for name in ("k", "fan_out", "max_fan_out", "max_tokens", "max_live", "max_live_tokens", "stream_buffer"):
+        self._check_speculation()
+        for name in ("max_tokens", "max_live", "max_live_tokens", "stream_buffer"):
             _at_least(name, getattr(self, name), 1)
-        if self.fan_out > self.max_fan_out:
-            raise FieldError("fan_out", f"is {self.fan_out}, above max_fan_out = {self.max_fan_out}")
+        if self.metrics_listen:
+            _address("metrics_listen", self.metrics_listen)
         for name in ("stream_stall_s", "heartbeat_s", "peer_timeout_s", "target_wait_s", "drain_s"):
             _positive(name, getattr(self, name))
         if self.peer_timeout_s <= self.heartbeat_s:
             raise FieldError(
                 "peer_timeout_s", f"is {self.peer_timeout_s}, must be longer than heartbeat_s = {self.heartbeat_s}"
             )
+
+    def _check_speculation(self) -> None:
+        _one_of("mode", self.mode, ANY_MODE)
+        _one_of("verification", self.verification, VERIFICATIONS)
+        _one_of("fallback", self.fallback, FALLBACKS)
+        _one_of("fan_out_rule", self.fan_out_rule, FAN_OUT_RULES)
+        for name in ("k", "fan_out", "budget", "max_fan_out", "max_branches", "auto_k", "auto_budget"):
+            _at_least(name, getattr(self, name), 1)
+        for name, most in (("fan_out", "max_fan_out"), ("budget", "max_branches"), ("auto_budget", "max_branches")):
+            if getattr(self, name) > getattr(self, most):
+                raise FieldError(name, f"is {getattr(self, name)}, above {most} = {getattr(self, most)}")
+        for name in ("saguaro_c", "fan_out_acceptance"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise FieldError(name, f"is {getattr(self, name)}, must be in 0..1")
+        if not 0.0 < self.fan_out_exponent < math.inf:
+            raise FieldError("fan_out_exponent", f"is {self.fan_out_exponent}, must be positive")
+        if self.saguaro_c != 1.0 and self.verification != "rejection":
+            raise FieldError("saguaro_c", "is for verification = rejection only")
+        if not 1 <= self.drafts_per_sequence <= MAX_DRAFTS:
+            raise FieldError("drafts_per_sequence", f"is {self.drafts_per_sequence}, must be in 1..{MAX_DRAFTS}")
 
 
 Config = TypeVar("Config", TargetConfig, DraftConfig, RouterConfig)

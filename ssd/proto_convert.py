@@ -6,14 +6,16 @@ parts of it that make no sense are left out and the rest is used. Free of torch,
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
 
 from protos.ssd.v1 import types_pb2
 from ssd.errors import FieldError
 from ssd.speculation.finish import FinishReason, StopRules
+from ssd.speculation.law import Laws, SparseLaw
 from ssd.speculation.outcomes import Branch, OutcomeTable
 from ssd.speculation.params import Draw, SamplingParams
-from ssd.speculation.proposal import Proposal
+from ssd.speculation.proposal import Proposal, Source
 
 _SCALARS = (
     "temperature",
@@ -31,6 +33,13 @@ _FINISH = {
     FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
     FinishReason.CANCELLED: types_pb2.FINISH_REASON_CANCELLED,
 }
+
+_SOURCES = {
+    Source.TABLE: types_pb2.PROPOSAL_SOURCE_TABLE,
+    Source.PROPOSAL: types_pb2.PROPOSAL_SOURCE_JIT,
+    Source.NGRAM: types_pb2.PROPOSAL_SOURCE_NGRAM,
+}
+_SOURCES_BACK = {number: source for source, number in _SOURCES.items()}
 
 
 def sampling_params(
@@ -79,15 +88,17 @@ def stop_rules(
 
 
 def proposal(message: types_pb2.Proposal, *, vocab_size: int) -> Proposal:
-    """A proposal, up to the first id that this model does not know (a draft's vocabulary may be padded further)."""
-    return Proposal(message.base_len, _known(message.ids, vocab_size))
+    """A proposal, up to the first id that this model does not know (a draft's vocabulary may be padded further), or
+    that cannot have been drawn from the law that came with it."""
+    ids, laws = _drafted(message.ids, message.laws, vocab_size)
+    return Proposal(message.base_len, ids, laws, _SOURCES_BACK.get(message.source, Source.PROPOSAL))
 
 
 def outcome_table(message: types_pb2.OutcomeTable, *, vocab_size: int) -> OutcomeTable:
-    """An outcome table without branches that cannot happen, each up to the first id that this model does not know."""
+    """An outcome table without branches that cannot happen, each cut like a proposal."""
     in_flight = _known(message.proposal, vocab_size)
     branches = tuple(
-        Branch(branch.accepted, branch.id, _known(branch.ids, vocab_size))
+        Branch(branch.accepted, branch.id, *_drafted(branch.ids, branch.laws, vocab_size), branch.rank)
         for branch in message.branches
         if branch.accepted <= len(in_flight) and branch.id < vocab_size
     )
@@ -97,15 +108,26 @@ def outcome_table(message: types_pb2.OutcomeTable, *, vocab_size: int) -> Outcom
 
 def proposal_message(sequence: int, made: Proposal) -> types_pb2.Proposal:
     """A proposal as it travels."""
-    return types_pb2.Proposal(sequence=sequence, base_len=made.base_len, ids=made.ids)
+    laws = _law_messages(made.laws)
+    # A just-in-time proposal is what an absent source means.
+    source = _SOURCES[made.source] if made.source is not Source.PROPOSAL else types_pb2.PROPOSAL_SOURCE_UNSPECIFIED
+    return types_pb2.Proposal(sequence=sequence, base_len=made.base_len, ids=made.ids, laws=laws, source=source)
 
 
 def outcome_table_message(sequence: int, table: OutcomeTable) -> types_pb2.OutcomeTable:
     """An outcome table as it travels."""
-    branches = [types_pb2.Branch(accepted=b.accepted, id=b.token, ids=b.ids) for b in table.branches]
+    branches = [
+        types_pb2.Branch(accepted=b.accepted, id=b.token, ids=b.ids, laws=_law_messages(b.laws), rank=b.rank)
+        for b in table.branches
+    ]
     return types_pb2.OutcomeTable(
         sequence=sequence, base_len=table.base_len, proposal=table.proposal, branches=branches
     )
+
+
+def proposal_source(source: Source) -> types_pb2.ProposalSource:
+    """Where a proposal came from, as it travels."""
+    return _SOURCES[source]
 
 
 def finish_reason(reason: FinishReason | None) -> types_pb2.FinishReason:
@@ -134,3 +156,38 @@ def _known(ids: Iterable[int], vocab_size: int) -> tuple[int, ...]:
             break
         known.append(token)
     return tuple(known)
+
+
+def _drafted(ids: Sequence[int], laws: Sequence[types_pb2.SparseLaw], vocab_size: int) -> tuple[tuple[int, ...], Laws]:
+    """The ids that can be used, and their laws if there are any.
+
+    A token whose law is missing or broken, or does not contain it, is of no use, nor is what stands behind it: under a
+    law that it was not drawn from it would bend the output's distribution.
+    """
+    known = _known(ids, vocab_size)
+    if not laws:
+        return known, ()
+    good: list[SparseLaw] = []
+    for token, message in zip(known, laws, strict=False):
+        law = _law(message, vocab_size)
+        if law is None or token not in law.ids:
+            break
+        good.append(law)
+    return known[: len(good)], tuple(good)
+
+
+def _law(message: types_pb2.SparseLaw, vocab_size: int) -> SparseLaw | None:
+    """The law given that the token is one that this model knows; None if it makes no sense."""
+    ids, weights = tuple(message.ids), tuple(message.weights)
+    try:
+        law = SparseLaw(ids, weights)
+    except ValueError:
+        return None
+    count = bisect_left(ids, vocab_size)
+    if count == len(ids):
+        return law
+    return SparseLaw(ids[:count], weights[:count]) if count else None
+
+
+def _law_messages(laws: Laws) -> list[types_pb2.SparseLaw]:
+    return [types_pb2.SparseLaw(ids=law.ids, weights=law.weights) for law in laws]

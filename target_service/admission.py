@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from protos.ssd.v1 import target_pb2, types_pb2
 from ssd.errors import FieldError
 from ssd.proto_convert import sampling_params, stop_rules
+from target_service.fallback import CHOICES
 from target_service.sequence import Terms
+
+_MODES = (types_pb2.MODE_AR, types_pb2.MODE_SD, types_pb2.MODE_SSD, types_pb2.MODE_AUTO)
+_VERIFICATIONS = (
+    types_pb2.VERIFICATION_UNSPECIFIED,
+    types_pb2.VERIFICATION_COUPLED,
+    types_pb2.VERIFICATION_REJECTION,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +45,15 @@ def terms_of(message: target_pb2.TargetOpen, limits: Limits) -> Terms:
     params = sampling_params(
         message.sampling, vocab_size=limits.vocab_size, logprobs=message.logprobs, min_tokens=rules.min_tokens
     )
-    return Terms(params, rules, message.prompt_len, _mode(message), _proposal_length(message, limits))
+    return Terms(
+        params=params,
+        rules=rules,
+        prompt_len=message.prompt_len,
+        mode=_mode(message),
+        k=_proposal_length(message, limits),
+        rejection=_rejection(message),
+        fallback=_fallback(message),
+    )
 
 
 def _check_ids(message: target_pb2.TargetOpen, limits: Limits) -> None:
@@ -62,9 +78,24 @@ def _check_room(message: target_pb2.TargetOpen, limits: Limits) -> None:
 
 
 def _mode(message: target_pb2.TargetOpen) -> types_pb2.Mode:
-    if message.mode not in (types_pb2.MODE_AR, types_pb2.MODE_SD, types_pb2.MODE_SSD):
-        raise FieldError("mode", f"is {message.mode}, must be AR, SD or SSD")
+    if message.mode not in _MODES:
+        raise FieldError("mode", f"is {message.mode}, must be AR, SD, SSD or AUTO")
     return message.mode
+
+
+def _rejection(message: target_pb2.TargetOpen) -> bool:
+    if message.verification not in _VERIFICATIONS:
+        raise FieldError("verification", f"is {message.verification}, must be COUPLED or REJECTION")
+    return message.verification == types_pb2.VERIFICATION_REJECTION
+
+
+def _fallback(message: target_pb2.TargetOpen) -> types_pb2.Fallback:
+    """Unspecified: wait for the draft, if there is one."""
+    if message.fallback == types_pb2.FALLBACK_UNSPECIFIED:
+        return types_pb2.FALLBACK_JIT
+    if message.fallback not in CHOICES:
+        raise FieldError("fallback", f"is {message.fallback}, must be AUTO, JIT, NGRAM or NONE")
+    return message.fallback
 
 
 def _proposal_length(message: target_pb2.TargetOpen, limits: Limits) -> int:

@@ -1,12 +1,14 @@
 """The target's engine: messages in, one step at a time, messages out. No IO and no clock of its own.
 
-Only what the model draws is ever emitted; all that a peer says about the future is a guess, and decides speed alone.
+What a peer says about the future is a guess. Under coupled verification it decides speed alone; under rejection the
+ids depend on it, but their distribution does not.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import structlog
 import torch
@@ -19,18 +21,29 @@ from ssd.proto_convert import outcome_table, proposal
 from ssd.rpc.mail import Mail, Status
 from ssd.runtime.blocks import BlockPool, BlockTable
 from ssd.runtime.runner import ModelRunner
-from ssd.speculation.cache import SpeculationCache
+from ssd.speculation.cache import Found, SpeculationCache
 from ssd.speculation.finish import cut
-from ssd.speculation.sampling import Draw, draw
-from ssd.speculation.verify import verify
+from ssd.speculation.proposal import Continuation, Proposal
+from ssd.speculation.verify import Verdict
 from target_service.admission import Limits, terms_of
-from target_service.mail import step_outcome
+from target_service.fallback import Fallback
+from target_service.mail import source_of, step_outcome
 from target_service.patience import Patience
 from target_service.roster import Roster
 from target_service.scheduler import Scheduler, StepRow
 from target_service.sequence import LiveSequence
+from target_service.timing import StepClock
+from target_service.verification import Undrawable, rulings
 
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A row that drew in this step, and what will be said of it."""
+
+    sequence: LiveSequence
+    outcome: target_pb2.StepOutcome
 
 
 class TargetEngine:
@@ -43,7 +56,8 @@ class TargetEngine:
         self.info = info
         self.limits = Limits(model.vocab_size, context, pool.blocks * pool.block_size, config.max_k, model.eos_ids)
         self.roster = Roster()
-        self._drawn: list[tuple[StepRow, list[Draw]]] = []  # of the step that has begun
+        self._ruled: list[tuple[StepRow, Verdict | None]] = []  # of the step that has begun
+        self._clock = StepClock()
         self.scheduler = Scheduler(self.roster.live, pool, config.engine.token_budget)
         # The read replica of the router's speculation cache, for the rounds in flight.
         self.replica = SpeculationCache(max_sequences=config.engine.max_sequences)
@@ -93,7 +107,7 @@ class TargetEngine:
                 self._take_proposal(sequence, made)
         for change in request.drafting:
             if sequence := self._speculating(stream, change.sequence):
-                sequence.set_drafting(change.drafting)
+                sequence.set_drafting(change.drafting, change.fallback)
         for number in request.closes:
             if closing := self.roster.get(stream, number):
                 self._end(closing)
@@ -116,15 +130,31 @@ class TargetEngine:
     def begin(self, now: float) -> None:
         """Plan a step at monotonic time `now`, seconds, run it and draw."""
         rows = self.scheduler.plan(now)
-        if rows:
-            self._drawn = self._draw(rows, self._run(rows))
+        if not rows:
+            return
+        self._clock.begin(now, rows)
+        for row, ruling in zip(rows, rulings(rows, self._run(rows)), strict=True):
+            if isinstance(ruling, Undrawable):
+                log.error("no token can be drawn", sequence=row.sequence.id, error=ruling.reason)
+                self._refuse(row.sequence, Status.INTERNAL, f"no token can be drawn: {ruling.reason}")
+            else:
+                self._ruled.append((row, ruling))
 
-    def finish(self) -> Mapping[int, target_pb2.TargetServiceServeResponse]:
-        """Commit the step, with every prediction that came while it ran; one message for each stream that has news."""
-        drawn, self._drawn = self._drawn, []
-        for row, tokens in drawn:
-            if self.roster.holds(row.sequence):  # it may have been closed meanwhile
-                self._commit(row, tokens)
+    def finish(self, now: float | None = None) -> Mapping[int, target_pb2.TargetServiceServeResponse]:
+        """Commit the step, with every prediction that came while it ran; one message for each stream that has news.
+
+        now   monotonic time in seconds; without it the step is not timed
+        """
+        ruled, self._ruled = self._ruled, []
+        timing = self._clock.end(now)
+        # A sequence may have been closed meanwhile.
+        rounds = [self._commit(row, ruling) for row, ruling in ruled if self.roster.holds(row.sequence)]
+        drawn = [one for one in rounds if one is not None]
+        over = {one.sequence for one in drawn if one.outcome.finish}
+        missed = [one.sequence for one in drawn if one.sequence not in over and not self._anticipated(one)]
+        self._fall_back(missed, over)
+        for one in drawn:
+            self._report(one, timing)
         return self._mail.collect()
 
     def step(self, now: float) -> Mapping[int, target_pb2.TargetServiceServeResponse]:
@@ -136,54 +166,51 @@ class TargetEngine:
         """One forward over all rows: logits [sum of row.draws, vocab]."""
         return self._runner.run([row.run_row() for row in rows])
 
-    def _draw(self, rows: list[StepRow], logits: torch.Tensor) -> list[tuple[StepRow, list[Draw]]]:
-        """The tokens y_0..y_K of each row; none for a row that is not complete."""
-        wanted = [row.sequence.draw_rows(row.proposal) if row.complete else [] for row in rows]
-        try:
-            drawn = iter(draw(logits, list(itertools.chain(*wanted))) if len(logits) else [])
-            return [(row, list(itertools.islice(drawn, row.draws))) for row in rows]
-        except ValueError:
-            # One row without a token to draw must not take the others with it.
-            return self._draw_one_by_one(rows, logits)
-
-    def _draw_one_by_one(self, rows: list[StepRow], logits: torch.Tensor) -> list[tuple[StepRow, list[Draw]]]:
-        drawn: list[tuple[StepRow, list[Draw]]] = []
-        parts = logits.split([row.draws for row in rows])
-        for row, part in zip(rows, parts, strict=True):
-            try:
-                drawn.append((row, draw(part, row.sequence.draw_rows(row.proposal)) if row.complete else []))
-            except ValueError as error:
-                log.error("no token can be drawn", sequence=row.sequence.id, error=str(error))
-                self._refuse(row.sequence, Status.INTERNAL, f"no token can be drawn: {error}")
-        return drawn
-
-    def _commit(self, row: StepRow, drawn: list[Draw]) -> None:
-        """Accept what the draws confirm, end the sequence where it ends, and find the next proposal."""
+    def _commit(self, row: StepRow, verdict: Verdict | None) -> Round | None:
+        """Commit what the verdict says, up to the end of the sequence; None when the row was not complete."""
         sequence, base_len = row.sequence, row.sequence.length
-        if not drawn:
+        if verdict is None:
             sequence.advance(self._pool, sequence.computed + row.tokens)
-            return
-        verdict = verify(row.proposal, drawn)
+            return None
         end = cut(verdict.ids, sequence.generated, sequence.terms.rules)
         emitted = verdict.emitted[: end.kept]
         accepted = min(verdict.accepted, end.kept)
+        sequence.learn(row.proposal, verdict.accepted, self._clock.typical_s)
         # The last draw's own KV is not written yet, unless the cut made an accepted token the last one.
         sequence.advance(self._pool, base_len + accepted, [one.id for one in emitted])
-        outcome = step_outcome(sequence, base_len, len(row.proposal), accepted, emitted, end)
-        if end.reason is None:
-            outcome.hit = self._next_round(sequence)
-            outcome.next_depth = len(sequence.proposal)
-        self._mail.to(sequence.stream).outcomes.append(outcome)
-        if end.reason is not None:
-            self._end(sequence)
+        return Round(sequence, step_outcome(sequence, base_len, row.proposal, accepted, emitted, end))
 
-    def _next_round(self, sequence: LiveSequence) -> bool:
-        """Put the next proposal in flight, or begin to wait for one; whether anticipation found it."""
-        if self._look_up(sequence):
-            return sequence.terms.mode == types_pb2.MODE_SSD
-        if sequence.drafting and sequence.appetite:
-            sequence.patience.begin()
-        return False
+    def _anticipated(self, round_: Round) -> bool:
+        """Put the proposal in flight that the replica has for the outcome; False on a miss."""
+        found = self._look_up(round_.sequence)
+        if found is not None and round_.sequence.terms.anticipates:
+            round_.outcome.hit = True
+            # A table of an earlier round ranks other candidates.
+            round_.outcome.hit_rank = found.rank if found.base_len == round_.outcome.base_len else 0
+        return found is not None
+
+    def _fall_back(self, missed: list[LiveSequence], over: set[LiveSequence]) -> None:
+        """Prompt lookups for sequences without a proposal, or the beginning of a wait for one.
+
+        Those that may do either decide last: only when nothing else runs does a wait cost time.
+        """
+        missed = sorted(missed, key=lambda sequence: sequence.fallback.choice == types_pb2.FALLBACK_AUTO)
+        aside = over.union(missed)
+        running = sum(one not in aside and not one.patience.waiting for one in self.roster.live.values())
+        for sequence in missed:
+            sequence.fall_back(busy=running > 0)
+            running += not sequence.patience.waiting
+
+    def _report(self, round_: Round, timing: target_pb2.StepTiming | None) -> None:
+        sequence, outcome = round_.sequence, round_.outcome
+        outcome.next_depth = len(sequence.proposal.ids)
+        outcome.next_source = source_of(sequence.proposal)
+        mail = self._mail.to(sequence.stream)
+        mail.outcomes.append(outcome)
+        if timing is not None:
+            mail.timing.CopyFrom(timing)
+        if outcome.finish:
+            self._end(sequence)
 
     # Proposals
 
@@ -205,14 +232,21 @@ class TargetEngine:
         else:
             self._dropped += 1
 
-    def _look_up(self, sequence: LiveSequence) -> bool:
-        """Give a sequence without a proposal the best one that the replica has; whether there was one."""
-        if sequence.proposal or not sequence.appetite:
-            return False
-        found = self.replica.next_proposal(sequence.number, sequence.length, sequence.ids)
-        if found is not None:
-            sequence.propose(found.ids)
-        return found is not None
+    def _look_up(self, sequence: LiveSequence) -> Found | None:
+        """Give a sequence the best proposal that the replica has, or what it has behind the one in flight."""
+        if not sequence.appetite:
+            return None
+        found = self.replica.next_proposal(
+            sequence.number, sequence.length, sequence.ids, impartial=sequence.terms.rejection
+        )
+        if found is None:
+            return None
+        if sequence.proposal.ids:
+            sequence.deepen(Continuation(found.ids, found.laws))
+        else:
+            sequence.propose(Proposal(sequence.length, found.ids, found.laws, found.source))
+            sequence.patience.answered()
+        return found
 
     # Beginning and end
 
@@ -239,6 +273,7 @@ class TargetEngine:
             table=BlockTable(self._pool),
             patience=Patience(self._config.proposal_wait_s),
             drafting=message.drafting,
+            fallback=Fallback(terms.fallback),
         )
         self.roster.add(sequence)
 

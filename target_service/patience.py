@@ -17,11 +17,17 @@ class Patience:
     waiting: bool = False
     deadline: float | None = None
     timeouts: int = 0
+    since: float | None = None  # when the clock of the last wait started
+
+    @property
+    def exhausted(self) -> bool:
+        """The draft has let too many waits run out."""
+        return self.timeouts >= GIVE_UP_AFTER
 
     def begin(self) -> None:
         """A proposal is missing: wait, unless the draft has let too many waits run out."""
-        self.waiting = self.timeouts < GIVE_UP_AFTER
-        self.deadline = None
+        self.waiting = not self.exhausted
+        self.deadline = self.since = None
 
     def end(self) -> None:
         """Nothing to wait for, whatever the reason; not the draft's fault."""
@@ -38,7 +44,7 @@ class Patience:
         if not self.waiting:
             return
         if self.deadline is None:
-            self.deadline = now + self.limit_s
+            self.since, self.deadline = now, now + self.limit_s
         elif now >= self.deadline:
             self.end()
             self.timeouts += 1
@@ -46,3 +52,10 @@ class Patience:
     def wake_at(self, now: float) -> float:
         """When a waiting row needs the next tick."""
         return now if self.deadline is None else self.deadline
+
+    def ran(self, now: float) -> float:
+        """The row runs, waiting or not; seconds that it has stood still before."""
+        waited = 0.0 if self.since is None else now - self.since
+        self.end()
+        self.since = None
+        return waited

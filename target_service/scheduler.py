@@ -11,11 +11,13 @@ the step out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ssd.runtime.blocks import BlockPool, OutOfBlocks
 from ssd.runtime.runner import RunRow
-from target_service.sequence import LiveSequence
+from ssd.speculation.proposal import Proposal
+from ssd.speculation.sampling import DrawRow
+from target_service.sequence import NO_PROPOSAL, LiveSequence
 
 
 @dataclass(slots=True, eq=False)
@@ -24,7 +26,11 @@ class StepRow:
 
     sequence: LiveSequence
     tokens: int
-    proposal: tuple[int, ...] = ()
+    proposal: Proposal = field(default=NO_PROPOSAL)
+
+    @property
+    def query_tokens(self) -> int:
+        return self.tokens + len(self.proposal.ids)
 
     @property
     def complete(self) -> bool:
@@ -34,11 +40,15 @@ class StepRow:
     @property
     def draws(self) -> int:
         """Tokens drawn: one behind each proposal token, and one behind the last committed token."""
-        return len(self.proposal) + 1 if self.complete else 0
+        return len(self.proposal.ids) + 1 if self.complete else 0
+
+    def draw_rows(self) -> list[DrawRow]:
+        """One for each of the draws of a complete row."""
+        return self.sequence.draw_rows(self.proposal.ids)
 
     def run_row(self) -> RunRow:
         sequence = self.sequence
-        ids = [*sequence.ids[sequence.computed : sequence.computed + self.tokens], *self.proposal]
+        ids = [*sequence.ids[sequence.computed : sequence.computed + self.tokens], *self.proposal.ids]
         return RunRow(ids, sequence.computed, sequence.table, self.draws)
 
 
@@ -75,7 +85,7 @@ class Scheduler:
         self._proposals(rows, prefilling)
         self._chunks(rows, prefilling)
         for sequence in rows:
-            sequence.runs_in(self.steps)
+            sequence.runs_in(self.steps, now)
         return list(rows.values())
 
     def _all_wait(self) -> bool:
@@ -102,15 +112,15 @@ class Scheduler:
         wanted_by_prefill = sum(sequence.pending - (sequence in rows) for sequence in prefilling)
         left -= min(wanted_by_prefill, left // 2)
         for sequence, row in rows.items():
-            if row.complete and sequence.proposal:
-                count = min(len(sequence.proposal), left, self._room(sequence) - sequence.length)
+            if row.complete and sequence.proposal.ids:
+                count = min(len(sequence.proposal.ids), left, self._room(sequence) - sequence.length)
                 sequence.table.ensure(sequence.length + count)
-                row.proposal = sequence.proposal[:count]
+                row.proposal = sequence.proposal.cut(count)
                 left -= count
 
     def _chunks(self, rows: dict[LiveSequence, StepRow], prefilling: list[LiveSequence]) -> None:
         """Prefill, one sequence after the other: a later one starts only when nothing of the earlier ones is left."""
-        left = self._budget - sum(row.tokens + len(row.proposal) for row in rows.values())
+        left = self._budget - sum(row.query_tokens for row in rows.values())
         for sequence in prefilling:
             row = rows.get(sequence)
             if row is None:

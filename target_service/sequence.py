@@ -8,8 +8,12 @@ from dataclasses import dataclass, field
 from protos.ssd.v1 import types_pb2
 from ssd.runtime.blocks import BlockPool, BlockTable
 from ssd.speculation.finish import StopRules
+from ssd.speculation.proposal import Continuation, Proposal, Source
 from ssd.speculation.sampling import DrawRow, SamplingParams, TokenHistory, block_rows
+from target_service.fallback import CHOICES, Fallback
 from target_service.patience import Patience
+
+NO_PROPOSAL = Proposal(0, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,13 @@ class Terms:
     prompt_len: int
     mode: types_pb2.Mode
     k: int
+    rejection: bool  # proposals are weighed by their laws, not compared with the target's own draws
+    fallback: types_pb2.Fallback  # at the beginning
+
+    @property
+    def anticipates(self) -> bool:
+        """Outcomes may be there before they happen."""
+        return self.mode in (types_pb2.MODE_SSD, types_pb2.MODE_AUTO)
 
 
 @dataclass(slots=True, eq=False)
@@ -36,11 +47,13 @@ class LiveSequence:
     table: BlockTable
     patience: Patience
     drafting: bool
+    fallback: Fallback
     computed: int = 0  # tokens whose KV is in the table
-    proposal: tuple[int, ...] = ()  # to be verified next, after the last of ids
+    proposal: Proposal = NO_PROPOSAL  # to be verified next, after the last of ids
     cached_tokens: int | None = None  # prompt tokens found in the prefix index when it first ran; None = has not run
     rounds: int = 0
     last_step: int = 0
+    waited_s: float = 0.0  # before the step that runs
     history: TokenHistory = field(init=False)
 
     def __post_init__(self) -> None:
@@ -76,7 +89,7 @@ class LiveSequence:
             return 0
         return max(0, min(self.terms.k, self.terms.rules.limit - self.generated - 1))
 
-    def draw_rows(self, proposal: tuple[int, ...]) -> list[DrawRow]:
+    def draw_rows(self, proposal: Sequence[int]) -> list[DrawRow]:
         """One row for each token drawn when `proposal` is verified."""
         return block_rows(self.terms.params, self.history, proposal, self.terms.rules)
 
@@ -84,10 +97,10 @@ class LiveSequence:
         """Take up what the prefix index knows of the tokens."""
         self.computed = self.table.share(self.ids)
 
-    def runs_in(self, step: int) -> None:
-        """The step with this number has a row of the sequence."""
+    def runs_in(self, step: int, now: float) -> None:
+        """The step with this number, which begins now, has a row of the sequence."""
         self.last_step = step
-        self.patience.end()
+        self.waited_s += self.patience.ran(now)
         if self.cached_tokens is None:
             self.cached_tokens = min(self.computed, self.terms.prompt_len)
 
@@ -95,27 +108,56 @@ class LiveSequence:
         """Give all blocks back and keep all tokens; their KV is computed again later."""
         self.table.release()
         self.computed = 0
-        self.proposal = ()
+        self.proposal = NO_PROPOSAL
         self.patience.end()
+        self.patience.since = None
 
-    def set_drafting(self, drafting: bool) -> None:
-        """Whether a draft serves the sequence at the moment; a new one gets its chance."""
+    def set_drafting(self, drafting: bool, fallback: types_pb2.Fallback) -> None:
+        """Whether a draft serves the sequence at the moment; a new one gets its chance. What to do after a miss:
+        as before, unless `fallback` names something."""
+        if drafting and not self.drafting:
+            self.patience.timeouts = 0
         self.drafting = drafting
-        self.patience.timeouts = 0
-        if not drafting:
+        if fallback in CHOICES:
+            self.fallback.choice = fallback
+        if not (drafting and self.fallback.waits):
             self.patience.end()
 
-    def propose(self, ids: tuple[int, ...]) -> None:
-        """Verify `ids` next, as far as they are wanted."""
-        self.proposal = ids[: self.appetite]
-        self.patience.answered()
+    def propose(self, proposal: Proposal) -> None:
+        """Verify this next, as far as it is wanted."""
+        self.proposal = proposal.cut(self.appetite)
+        self.patience.end()
+
+    def fall_back(self, *, busy: bool) -> None:
+        """After a miss: look the text up, or begin to wait. busy: another row runs in any case."""
+        count = self.appetite
+        draft = self.drafting and self.fallback.waits and not self.patience.exhausted
+        found = self.fallback.look_up(self.ids, count, draft=draft, busy=busy) if count else None
+        if found is not None:
+            self.propose(found)
+        elif draft and count:
+            self.patience.begin()
+
+    def learn(self, proposal: Proposal, accepted: int, step_s: float | None) -> None:
+        """What a round brought, and what the wait before it cost in steps of typically step_s seconds."""
+        self.fallback.observe(proposal.source, accepted, len(proposal.ids))
+        if self.waited_s and step_s:
+            self.fallback.waited(self.waited_s / step_s)
+        self.waited_s = 0.0
+
+    def deepen(self, found: Continuation) -> None:
+        """The proposal in flight is known further than it was: verify more, if it is still the same."""
+        held = self.proposal
+        deeper = Continuation(held.ids, held.laws).extended(found)
+        if deeper is not None and held.source is not Source.NGRAM:
+            self.proposal = Proposal(held.base_len, deeper.ids, deeper.laws, held.source).cut(self.appetite)
 
     def advance(self, pool: BlockPool, computed: int, emitted: Sequence[int] = ()) -> None:
         """Commit `emitted`; the KV of the first `computed` committed tokens is now written."""
         self.ids.extend(emitted)
         self.history.extend(emitted)
         self.computed = computed
-        self.proposal = ()
+        self.proposal = NO_PROPOSAL
         pool.publish(self.table, self.ids, computed)
         # Blocks that only refused tokens reached are of more use to others.
         self.table.trim(self.length)

@@ -17,16 +17,52 @@ Deterministic = Annotated[
     ),
 ]
 Threads = Annotated[int | None, typer.Option(help="torch threads of each model process.")]
-DefaultMode = Annotated[str | None, typer.Option("--mode", help="ar, sd or ssd, for requests that name none.")]
+DefaultMode = Annotated[str | None, typer.Option("--mode", help="ar, sd, ssd or auto, for requests that name none.")]
 DefaultK = Annotated[int | None, typer.Option("--k", help="Proposal length of requests that name none.")]
 DefaultFanOut = Annotated[int | None, typer.Option("--fan-out", help="Fan-out of requests that name none.")]
+DefaultVerification = Annotated[
+    str | None, typer.Option("--verification", help="coupled or rejection, for requests that name none.")
+]
+DefaultSaguaroC = Annotated[
+    float | None, typer.Option("--saguaro-c", help="Rejection: C of requests that name none, 0 to 1.")
+]
+DefaultFanOutRule = Annotated[
+    str | None, typer.Option("--fan-out-rule", help="uniform, geometric or measured, for requests that name none.")
+]
+DefaultBudget = Annotated[
+    int | None, typer.Option("--budget", help="Branches of a table (geometric, measured) of requests that name none.")
+]
+DefaultFallback = Annotated[
+    str | None, typer.Option("--fallback", help="auto, jit, ngram or none, for requests that name none.")
+]
+MetricsListen = Annotated[
+    str | None, typer.Option("--metrics-listen", help="host:port of Prometheus metrics over HTTP; default: none.")
+]
 TargetModel = Annotated[str | None, typer.Option(help="A built-in name, a Hugging Face directory or a GGUF file.")]
 DraftModel = Annotated[str | None, typer.Option(help="The draft: a built-in name or a directory.")]
 
 Address = Annotated[str, typer.Option(envvar="SSD_ADDRESS", help="host:port of the router.")]
-Mode = Annotated[str | None, typer.Option(help="ar, sd or ssd; the ids are the same, the speed is not.")]
+Mode = Annotated[
+    str | None,
+    typer.Option(
+        help="ar, sd, ssd, or auto: whichever is fastest now. With coupled verification the ids are the same in each."
+    ),
+]
 K = Annotated[int | None, typer.Option("--k", help="Proposal length.")]
 FanOut = Annotated[int | None, typer.Option(help="Tokens anticipated for each acceptance length (ssd).")]
+FanOutRule = Annotated[
+    str | None,
+    typer.Option(help="How tables are shared out: uniform (--fan-out), geometric or measured (--budget)."),
+]
+Budget = Annotated[int | None, typer.Option(help="Branches of one table; alone it means the rule measured.")]
+Verification = Annotated[
+    str | None, typer.Option(help="coupled, or rejection: exact in distribution, but the ids depend on the draft.")
+]
+SaguaroC = Annotated[float | None, typer.Option("--saguaro-c", help="Rejection: C of the scaled law, 0 to 1.")]
+Fallback = Annotated[
+    str | None, typer.Option(help="After a miss: auto, jit (ask the draft), ngram (prompt lookup) or none.")
+]
+Drafts = Annotated[int | None, typer.Option(help="Drafts that share this sequence's fan-out, 1 to 4.")]
 Temperature = Annotated[float | None, typer.Option(help="0 takes the most likely token.")]
 TopP = Annotated[float | None, typer.Option(help="Nucleus size, (0, 1].")]
 TopK = Annotated[int | None, typer.Option(help="Number of tokens kept; 0 = all.")]

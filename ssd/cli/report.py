@@ -75,6 +75,7 @@ def as_json(answer: Answer) -> dict[str, object]:
     if answer.finish.HasField("stop_id"):
         finish["stop_id"] = answer.finish.stop_id
     usage = {f.name: getattr(answer.usage, f.name) for f in inference_pb2.Usage.DESCRIPTOR.fields}
+    usage["accepted_at"] = list(answer.usage.accepted_at)
     usage["mode"] = _short(types_pb2.Mode.Name(answer.usage.mode), "MODE_").lower()
     return {
         "request_id": answer.start.request_id,

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from protos.ssd.v1 import inference_pb2, types_pb2
 from ssd.cli.errors import BAD_INPUT, CliError
-from ssd.config import MODES
+from ssd.config import ANY_MODE, FALLBACKS, FAN_OUT_RULES, VERIFICATIONS
 from ssd.errors import FieldError
 
 
@@ -16,6 +17,12 @@ class GenerateOptions:
     mode: str | None = None
     k: int | None = None
     fan_out: int | None = None
+    fan_out_rule: str | None = None
+    budget: int | None = None
+    verification: str | None = None
+    saguaro_c: float | None = None
+    fallback: str | None = None
+    drafts: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -37,11 +44,8 @@ Messages = Sequence[tuple[str, str]]
 def build_request(prompt: str | Messages, options: GenerateOptions) -> inference_pb2.GenerateRequest:
     """A request for raw text or for chat messages.
 
-    Raises FieldError for a mode that is none, CliError for a number that no request can hold.
+    Raises FieldError for a mode or the like that is none, CliError for a number that no request can hold.
     """
-    if options.mode is not None and options.mode not in MODES:
-        raise FieldError("mode", f"is {options.mode!r}, must be one of {', '.join(MODES)}")
-    mode = f"MODE_{options.mode.upper()}" if options.mode else "MODE_UNSPECIFIED"
     try:
         request = inference_pb2.GenerateRequest(
             sampling=types_pb2.SamplingParameters(
@@ -60,7 +64,7 @@ def build_request(prompt: str | Messages, options: GenerateOptions) -> inference
                 texts=options.stop,
                 ignore_eos=options.ignore_eos,
             ),
-            speculation=inference_pb2.SpeculationParameters(mode=mode, k=options.k, fan_out=options.fan_out),
+            speculation=_speculation(options),
         )
     except ValueError as error:
         raise CliError(f"a number is out of range: {error}", BAD_INPUT) from None
@@ -69,3 +73,32 @@ def build_request(prompt: str | Messages, options: GenerateOptions) -> inference
     else:
         request.chat.messages.extend(inference_pb2.ChatMessage(role=role, content=content) for role, content in prompt)
     return request
+
+
+def _speculation(options: GenerateOptions) -> inference_pb2.SpeculationParameters:
+    message = inference_pb2.SpeculationParameters(
+        mode=_choice("mode", options.mode, ANY_MODE, types_pb2.Mode),
+        k=options.k,
+        verification=_choice("verification", options.verification, VERIFICATIONS, types_pb2.Verification),
+        saguaro_c=options.saguaro_c,
+        fallback=_choice("fallback", options.fallback, FALLBACKS, types_pb2.Fallback),
+        drafts=options.drafts,
+    )
+    rule = options.fan_out_rule or ("measured" if options.budget is not None else None)
+    if rule is None:
+        if options.fan_out is not None:
+            message.fan_out = options.fan_out
+        return message
+    number = _choice("fan_out_rule", rule, FAN_OUT_RULES, types_pb2.FanOutRule)
+    message.fan_out_rule.CopyFrom(types_pb2.FanOut(rule=number, fan_out=options.fan_out, budget=options.budget))
+    return message
+
+
+def _choice(name: str, given: str | None, allowed: Sequence[str], kind: Any) -> Any:
+    """A value of the enum `kind` by the last part of its name; unspecified where nothing is given."""
+    if given is None:
+        return 0
+    if given not in allowed:
+        raise FieldError(name, f"is {given!r}, must be one of {', '.join(allowed)}")
+    prefix = kind.Name(0).removesuffix("UNSPECIFIED")
+    return kind.Value(f"{prefix}{given.upper()}")

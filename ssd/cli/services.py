@@ -10,7 +10,22 @@ import typer
 from ssd import config
 from ssd.cli.errors import BAD_INPUT, CliError
 from ssd.cli.lifeline import end_with_stdin
-from ssd.cli.options import ConfigFile, DefaultFanOut, DefaultK, DefaultMode, Deterministic, Dtype, Threads, switch
+from ssd.cli.options import (
+    ConfigFile,
+    DefaultBudget,
+    DefaultFallback,
+    DefaultFanOut,
+    DefaultFanOutRule,
+    DefaultK,
+    DefaultMode,
+    DefaultSaguaroC,
+    DefaultVerification,
+    Deterministic,
+    Dtype,
+    MetricsListen,
+    Threads,
+    switch,
+)
 from ssd.config import DraftConfig, RouterConfig, TargetConfig
 from ssd.rpc.server import StartupError
 
@@ -84,6 +99,15 @@ def router(
     mode: DefaultMode = None,
     k: DefaultK = None,
     fan_out: DefaultFanOut = None,
+    fan_out_rule: DefaultFanOutRule = None,
+    budget: DefaultBudget = None,
+    verification: DefaultVerification = None,
+    saguaro_c: DefaultSaguaroC = None,
+    fallback: DefaultFallback = None,
+    drafts_per_sequence: Annotated[
+        int | None, typer.Option(help="Drafts that share a sequence's fan-out, for requests that name none.")
+    ] = None,
+    metrics_listen: MetricsListen = None,
     max_tokens: Annotated[int | None, typer.Option(help="Output limit of requests that set none.")] = None,
     max_live: Annotated[int | None, typer.Option(help="Requests admitted at once.")] = None,
     file: ConfigFile = None,
@@ -101,6 +125,13 @@ def router(
         "mode": mode,
         "k": k,
         "fan_out": fan_out,
+        "fan_out_rule": fan_out_rule,
+        "budget": budget,
+        "verification": verification,
+        "saguaro_c": saguaro_c,
+        "fallback": fallback,
+        "drafts_per_sequence": drafts_per_sequence,
+        "metrics_listen": metrics_listen,
         "max_tokens": max_tokens,
         "max_live": max_live,
     }

@@ -1,4 +1,4 @@
-"""The three services on one machine: their configurations, the file that carries them, and how to start each."""
+"""The services on one machine: their configurations, the file that carries them, and how to start each."""
 
 import dataclasses
 import json
@@ -25,37 +25,43 @@ HEALTH_NAMES = {"target": "ssd.v1.TargetService", "draft": "ssd.v1.DraftService"
 class StackOptions:
     """What the command line may say about a stack; None = not said. Files and SSD_* variables fill in the rest."""
 
-    port: int | None = None  # the router's; target and draft take the next two; 0 = three free ones
-    host: str = HOST  # the router's; target and draft listen on the loopback only
+    port: int | None = None  # the router's; target and drafts take the next ones; 0 = free ones
+    host: str = HOST  # the router's; target and drafts listen on the loopback only
     target_model: str | None = None
     draft_model: str | None = None
-    draft: bool = True
+    drafts: int = 1  # processes; sequences share their fan-out among them
     dtype: str | None = None
     deterministic: bool | None = None
     threads: int | None = None
     mode: str | None = None
     k: int | None = None
     fan_out: int | None = None
+    fan_out_rule: str | None = None
+    budget: int | None = None
+    verification: str | None = None
+    saguaro_c: float | None = None
+    fallback: str | None = None
+    metrics_listen: str | None = None
     file: Path | None = None
 
 
 @dataclass(frozen=True)
 class Stack:
-    """Configurations that fit together."""
+    """Configurations that fit together. `draft`: of every draft, but for its address; those are router.drafts."""
 
     target: TargetConfig
     draft: DraftConfig | None
     router: RouterConfig
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Services in the order of their start: the router last, so that it is the first to be stopped."""
+    def tables(self) -> tuple[str, ...]:
+        """Tables of the configuration file."""
         return ("target", "router") if self.draft is None else ("target", "draft", "router")
 
 
 def build(options: StackOptions) -> Stack:
     """Merge options, file and environment. Raises FieldError for bad values, CliError for a port in use."""
-    router_port, target_port, draft_port = _ports(options)
+    router_port, target_port, *draft_ports = _ports(options)
     engine: dict[str, Any] = {
         "dtype": options.dtype,
         "deterministic": switch(options.deterministic),
@@ -69,9 +75,9 @@ def build(options: StackOptions) -> Stack:
     }
     target = config.load(TargetConfig, "target", file=options.file, overrides=target_values)
     draft = None
-    if options.draft:
+    if draft_ports:
         draft_values = target_values | {
-            "listen": f"{HOST}:{draft_port}",
+            "listen": f"{HOST}:{draft_ports[0]}",
             "model": options.draft_model,
             "target_model": target.model,
         }
@@ -80,31 +86,45 @@ def build(options: StackOptions) -> Stack:
         "listen": f"{options.host}:{router_port}",
         "model": target.model,
         "targets": [target.listen],
-        "drafts": [draft.listen] if draft else [],
+        "drafts": [f"{HOST}:{port}" for port in draft_ports],
+        "drafts_per_sequence": len(draft_ports) if len(draft_ports) > 1 else None,
         "mode": options.mode,
         "k": options.k,
         "fan_out": options.fan_out,
+        "fan_out_rule": options.fan_out_rule,
+        "budget": options.budget,
+        "verification": options.verification,
+        "saguaro_c": options.saguaro_c,
+        "fallback": options.fallback,
+        "metrics_listen": options.metrics_listen,
         "drain_s": DRAIN_S,
     }
     router = config.load(RouterConfig, "router", file=options.file, overrides=router_values)
     for name, most in (("target", target.max_k), ("draft", draft.max_k if draft else router.k)):
         if router.k > most:
             raise FieldError("router.k", f"is {router.k}, above {name}.max_k = {most}")
-    return Stack(_with_threads(target), _with_threads(draft) if draft else None, router)
+    half = max(1, cores() // 2)
+    shared = max(1, half // len(draft_ports)) if draft_ports else 1
+    return Stack(_with_threads(target, half), _with_threads(draft, shared) if draft else None, router)
 
 
-def _ports(options: StackOptions) -> tuple[int, int, int]:
+def _ports(options: StackOptions) -> list[int]:
+    """Of the router, the target and each draft."""
+    purposes = ["router", "target", *draft_names(options.drafts)]
     if options.port == 0:
-        first, second, third = free_ports(HOST, 3)
-        return first, second, third
+        return free_ports(HOST, len(purposes))
     first = options.port or int(RouterConfig().listen.rpartition(":")[2])
-    if first + 2 > 65535:
-        raise FieldError("port", f"is {first}, but target and draft take the next two and 65535 is the last")
-    check_free(options.host, first, "router")
-    check_free(HOST, first + 1, "target")
-    if options.draft:
-        check_free(HOST, first + 2, "draft")
-    return first, first + 1, first + 2
+    ports = list(range(first, first + len(purposes)))
+    if ports[-1] > 65535:
+        raise FieldError("port", f"is {first}, but target and drafts take the next ones and 65535 is the last")
+    for port, purpose in zip(ports, purposes, strict=True):
+        check_free(options.host if purpose == "router" else HOST, port, purpose)
+    return ports
+
+
+def draft_names(count: int) -> list[str]:
+    """Names of the draft processes: draft, draft2, draft3, …"""
+    return ["draft", *(f"draft{number}" for number in range(2, count + 1))][:count]
 
 
 def cores() -> int:
@@ -112,16 +132,16 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _with_threads(one: Any) -> Any:
-    """Target and draft are busy at the same time: threads that outnumber the cores wait for each other in barriers."""
+def _with_threads(one: Any, threads: int) -> Any:
+    """Target and drafts are busy at the same time: threads that outnumber the cores wait for each other in barriers."""
     if one.engine.threads or one.engine.device != "cpu":
         return one
-    return dataclasses.replace(one, engine=dataclasses.replace(one.engine, threads=max(1, cores() // 2)))
+    return dataclasses.replace(one, engine=dataclasses.replace(one.engine, threads=threads))
 
 
 def write(stack: Stack, path: Path) -> None:
     """The effective configuration as TOML, for the children and for people."""
-    tables = [_table(name, getattr(stack, name)) for name in stack.names]
+    tables = [_table(name, getattr(stack, name)) for name in stack.tables]
     path.write_text("\n".join(tables))
 
 
@@ -140,12 +160,18 @@ def _table(name: str, one: Any) -> str:
 
 
 def specs(stack: Stack, file: Path) -> list[ServiceSpec]:
-    """How to start the services from the configuration in `file`."""
-    found = []
-    for name in stack.names:
-        command = (sys.executable, "-m", "ssd.cli", name, "--config", str(file), "--end-with-stdin")
-        found.append(ServiceSpec(name, command, getattr(stack, name).listen, HEALTH_NAMES[name]))
-    return found
+    """How to start the services from the configuration in `file`: the router last, so that it is stopped first."""
+
+    def spec(kind: str, name: str, address: str, *more: str) -> ServiceSpec:
+        command = (sys.executable, "-m", "ssd.cli", kind, "--config", str(file), "--end-with-stdin", *more)
+        return ServiceSpec(name, command, address, HEALTH_NAMES[kind])
+
+    drafts = zip(draft_names(len(stack.router.drafts)), stack.router.drafts, strict=True)
+    return [
+        spec("target", "target", stack.target.listen),
+        *(spec("draft", name, address, "--listen", address) for name, address in drafts),
+        spec("router", "router", stack.router.listen),
+    ]
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -8,29 +8,39 @@ import typer
 import ssd.cli.stack as stacks
 from ssd.cli.options import (
     ConfigFile,
+    DefaultBudget,
+    DefaultFallback,
     DefaultFanOut,
+    DefaultFanOutRule,
     DefaultK,
     DefaultMode,
+    DefaultSaguaroC,
+    DefaultVerification,
     Deterministic,
     DraftModel,
     Dtype,
+    MetricsListen,
     TargetModel,
     Threads,
 )
 from ssd.cli.running import run_folder, running
 from ssd.cli.signals import StopRequested, stop_on_signals
 from ssd.cli.stack import StackOptions
+from ssd.config import MAX_DRAFTS
 
 
 def up(
     port: Annotated[
-        int | None, typer.Option(help="Port of the router; target and draft take the next two; 0 = free ones.")
+        int | None, typer.Option(help="Port of the router; target and drafts take the next ones; 0 = free ones.")
     ] = None,
     host: Annotated[
-        str, typer.Option(help="Where the router listens; target and draft stay on the loopback.")
+        str, typer.Option(help="Where the router listens; target and drafts stay on the loopback.")
     ] = stacks.HOST,
     target_model: TargetModel = None,
     draft_model: DraftModel = None,
+    drafts: Annotated[
+        int, typer.Option(min=1, max=MAX_DRAFTS, help="Draft processes; sequences share their fan-out among them.")
+    ] = 1,
     no_draft: Annotated[bool, typer.Option("--no-draft", help="Start no draft: plain decoding.")] = False,
     dtype: Dtype = None,
     deterministic: Deterministic = None,
@@ -38,6 +48,12 @@ def up(
     mode: DefaultMode = None,
     k: DefaultK = None,
     fan_out: DefaultFanOut = None,
+    fan_out_rule: DefaultFanOutRule = None,
+    budget: DefaultBudget = None,
+    verification: DefaultVerification = None,
+    saguaro_c: DefaultSaguaroC = None,
+    fallback: DefaultFallback = None,
+    metrics_listen: MetricsListen = None,
     file: ConfigFile = None,
     log_dir: Annotated[
         Path | None, typer.Option(help="Keep configuration and logs here; default: a temporary folder.")
@@ -52,13 +68,19 @@ def up(
         host=host,
         target_model=target_model,
         draft_model=draft_model,
-        draft=not no_draft,
+        drafts=0 if no_draft else drafts,
         dtype=dtype,
         deterministic=deterministic,
         threads=threads,
         mode=mode,
         k=k,
         fan_out=fan_out,
+        fan_out_rule=fan_out_rule,
+        budget=budget,
+        verification=verification,
+        saguaro_c=saguaro_c,
+        fallback=fallback,
+        metrics_listen=metrics_listen,
         file=file,
     )
     stack = stacks.build(options)

@@ -38,8 +38,10 @@ class Engine(Protocol[Request_contra, Response_co]):
     def begin(self, now: float) -> None:
         """Run the heavy part of at most one step, at monotonic time `now` (seconds)."""
 
-    def finish(self) -> Mapping[int, Response_co]:
+    def finish(self, now: float | None = None) -> Mapping[int, Response_co]:
         """Conclude the step with all that was handled since it began; at most one message for each stream.
+
+        now   monotonic time in seconds, from which the engine tells how long the step took; None = not timed
 
         Separate from `begin` so that a prediction which arrives during a step is there when its outcome is known.
         """
@@ -148,7 +150,7 @@ class EngineLoop(Generic[In, Out]):
                 self._busy_since = time.monotonic()
                 self._engine.begin(self._busy_since)
                 going_on = self._drain()
-                responses = self._engine.finish()
+                responses = self._engine.finish(time.monotonic())
                 self._load = self._engine.load()
                 self._busy_since = None
                 if responses:

@@ -7,18 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ssd.speculation.outcomes import Branch, OutcomeTable
-from ssd.speculation.proposal import Proposal
+from ssd.speculation.law import Laws
+from ssd.speculation.outcomes import OutcomeTable
+from ssd.speculation.proposal import Proposal, Source
+
+__all__ = ["CacheSnapshot", "Found", "Source", "SpeculationCache", "StaleReason"]
 
 History = Sequence[int] | Callable[[int], Sequence[int]]
 Entry = OutcomeTable | Proposal
-
-
-class Source(Enum):
-    """Where an answer came from."""
-
-    TABLE = "table"
-    PROPOSAL = "proposal"
 
 
 class StaleReason(Enum):
@@ -33,11 +29,17 @@ class StaleReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A proposal `ids` for the asked position, from an entry that was computed at `base_len`."""
+    """A proposal `ids` for the asked position, from an entry that was computed at `base_len`.
+
+    laws   what each of ids was drawn from; () = point masses
+    rank   the place that a table gave to the last committed token among the candidates; 0 = unknown
+    """
 
     ids: tuple[int, ...]
     source: Source
     base_len: int
+    laws: Laws = ()
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +113,20 @@ class SpeculationCache:
         """Keep a proposal; False when it was dropped."""
         if len(proposal.ids) > self._max_depth:
             self._stale[StaleReason.OVERSIZE] += 1
-            proposal = Proposal(proposal.base_len, proposal.ids[: self._max_depth])
+            proposal = proposal.cut(self._max_depth)
         return self._put(sequence, proposal)
 
-    def next_proposal(self, sequence: int, base_len_now: int, history: History) -> Found | None:
+    def next_proposal(
+        self, sequence: int, base_len_now: int, history: History, *, impartial: bool = False
+    ) -> Found | None:
         """The best prediction of what follows the first base_len_now tokens of a sequence; None on a miss.
 
         `history` is either all committed ids (prompt included, at least base_len_now of them) or a function that
         gives the ids committed from a base up to base_len_now. The newest base answers; on one base the longest
         answer, a table's on a tie. Entries that can no longer match are dropped.
+
+        impartial   for rejection verification: on one base a table's answer before a proposal's, then the one that
+                    came last, so that nothing is chosen by the tokens that were drawn
         """
         state = self._sequences.get(sequence)
         if state is None:
@@ -127,7 +134,9 @@ class SpeculationCache:
         self._sequences.move_to_end(sequence)
         state.base_len = max(state.base_len, base_len_now)
         found: list[Found] = []
-        state.held = [held for held in state.held if self._ask(held, base_len_now, history, found)]
+        state.held = [held for held in state.held if self._ask(held, base_len_now, history, found, impartial)]
+        if impartial:
+            return max(found, key=lambda one: (one.base_len, one.source is Source.TABLE), default=None)
         return max(found, key=lambda one: (one.base_len, len(one.ids), one.source is Source.TABLE), default=None)
 
     def forget(self, sequence: int) -> None:
@@ -185,10 +194,10 @@ class SpeculationCache:
         if len(table.branches) <= self._max_branches and deepest <= self._max_depth:
             return table
         self._stale[StaleReason.OVERSIZE] += 1
-        branches = [Branch(b.accepted, b.token, b.ids[: self._max_depth]) for b in table.branches[: self._max_branches]]
-        return OutcomeTable(table.base_len, table.proposal, min(table.depth, self._max_depth), tuple(branches))
+        branches = tuple(branch.cut(self._max_depth) for branch in table.branches[: self._max_branches])
+        return OutcomeTable(table.base_len, table.proposal, min(table.depth, self._max_depth), branches)
 
-    def _ask(self, held: _Held, base_len_now: int, history: History, found: list[Found]) -> bool:
+    def _ask(self, held: _Held, base_len_now: int, history: History, found: list[Found], impartial: bool) -> bool:
         """Add the entry's answer to `found`; False when the entry can never answer again."""
         entry = held.entry
         if entry.base_len > base_len_now:
@@ -201,11 +210,11 @@ class SpeculationCache:
         if not entry.agrees(committed):
             self._stale[StaleReason.MISMATCH] += not held.judged
             return False
-        ids = entry.lookup(committed)
-        if ids:
+        answer = entry.following(committed, impartial=impartial)
+        if answer is not None:
             held.judged = True
-            source = Source.TABLE if isinstance(entry, OutcomeTable) else Source.PROPOSAL
-            found.append(Found(ids, source, entry.base_len))
+            source = Source.TABLE if isinstance(entry, OutcomeTable) else entry.source
+            found.append(Found(answer.ids, source, entry.base_len, answer.laws, answer.rank))
         return True
 
 

@@ -2,8 +2,10 @@
 
 A choice is the setting with the most predicted tokens per second. It is looked at again every few rounds, at once when
 the load changes, and given up only when another one has been better for long enough that the difference adds up:
-large gains are taken quickly, small ones slowly, and noise never adds up. Where a mode is not used nothing is learnt
-about it, so it is tried from time to time, as often as a stated share of the throughput pays for.
+large gains are taken quickly, small ones slowly, and noise never adds up. Rows of one batch share every step of target
+and draft, so what one of them changes to the others take over at once, as far as it suits them as well: a mixture of
+settings is worse than either. Where a mode is not used nothing is learnt about it, so it is tried from time to time, as
+often as a stated share of the throughput pays for.
 """
 
 from __future__ import annotations
@@ -41,6 +43,8 @@ class GovernorSettings:
     probe_every    fewest rounds between two trials of one sequence
     probe_cost     share of a sequence's tokens that trials may cost
     probe_k        longest proposal of a trial
+    sweep_every    rounds between two variations of depth or K by all rows, which show how step times depend on them
+    sweep_rounds   rounds of one such variation
     """
 
     review_every: int = 16
@@ -51,9 +55,12 @@ class GovernorSettings:
     probe_every: int = 128
     probe_cost: float = 0.01
     probe_k: int = 4
+    sweep_every: int = 48
+    sweep_rounds: int = 3
 
     def __post_init__(self) -> None:
-        if min(self.review_every, *self.probe_rounds, self.probe_every, self.probe_k) < 1:
+        counts = (self.review_every, *self.probe_rounds, self.probe_every, self.probe_k, self.sweep_rounds)
+        if min(counts) < 1 or self.sweep_every <= self.sweep_rounds:
             raise ValueError(f"rounds and proposal length of the governor must be at least 1: {self}")
         if min(self.slack, self.patience) < 0.0 or self.load_change <= 1.0 or not 0.0 < self.probe_cost < 1.0:
             raise ValueError(f"slack, patience, load_change or probe_cost of the governor is out of range: {self}")
@@ -109,10 +116,13 @@ class _Sequence:
     trial: Decision | None  # of the best mode above the one in use
     trial_rounds: int
     trial_every: int
+    variants: tuple[Decision | None, Decision | None]  # with shorter and with longer proposals
     credit: float = 0.0
     rounds: int = 0  # since the last review
     idle: int = 0  # rounds since an unused mode was last tried
     trial_left: int = 0
+    by_mode: Mapping[Mode, Prediction] = field(default_factory=dict)  # of the last review
+    followed: int = 0  # the last change of the common setting that was looked at
 
 
 class Governor:
@@ -133,6 +143,9 @@ class Governor:
         self._limits = limits or Limits()
         self._settings = settings or GovernorSettings()
         self._sequences: dict[int, _Sequence] = {}
+        self._common: Setting | None = None  # what a sequence last changed to
+        self._changes = 0
+        self._turns = 0.0  # rounds of the batch, as far as they can be told from the calls
 
     def decide(
         self, sequence: int, statistics: Statistics, load: Load, *, ngram_acceptance: float | None = None
@@ -142,22 +155,27 @@ class Governor:
         statistics         what is known of this sequence (falling back on its workload)
         ngram_acceptance   chance that a token of prompt lookup is accepted; None = not on offer
         """
+        self._turns += 1.0 / load.rows
         state = self._sequences.get(sequence)
         if state is not None:
             state.rounds += 1
             if state.trial_left > 1:
                 state.trial_left -= 1
                 return state.decision
-        if state is None or state.trial_left or self._due(state, load):
+        review = state is None or state.trial_left or self._due(state, load)
+        if state is None or review or state.followed != self._changes:
             outlook = Outlook(
                 statistics, self._target.model, self._draft.model, load, ngram_acceptance=ngram_acceptance
             )
-            state = self._reviewed(sequence, state, outlook, load)
+            if state is None or review:
+                state = self._reviewed(sequence, state, outlook, load)
+            else:
+                self._follow(sequence, state, outlook, load)
         if state.trial is not None and not state.trial_left:
             state.idle += 1
             if state.idle >= state.trial_every:
                 state.idle, state.trial_left, state.decision = 0, state.trial_rounds, state.trial
-        return state.decision
+        return (self._variation(state) if not state.trial_left else None) or state.decision
 
     def last(self, sequence: int) -> Decision | None:
         """The decision in force, for inspection."""
@@ -167,6 +185,16 @@ class Governor:
     def forget(self, sequence: int) -> None:
         """Drop a sequence that has ended; harmless when it is unknown."""
         self._sequences.pop(sequence, None)
+
+    def _variation(self, state: _Sequence) -> Decision | None:
+        """The variant that all rows follow now, shorter and longer proposals in turn; mostly None.
+
+        Under a steady load and choice all steps are alike, and what more or fewer tokens would cost is a guess.
+        """
+        sweep, turn = divmod(self._turns, self._settings.sweep_every)
+        if turn < self._settings.sweep_every - self._settings.sweep_rounds:
+            return None
+        return state.variants[int(sweep) % 2]
 
     def _due(self, state: _Sequence, load: Load) -> bool:
         return state.rounds >= self._settings.review_every or self._is_new(state.load, load)
@@ -186,21 +214,54 @@ class Governor:
             if best.setting != state.setting:
                 credit = max(0.0, state.credit + rounds * (gain - self._settings.slack))
             if credit < self._settings.patience:
-                chosen = current
+                chosen = self._common_or(current, outlook, load)
             else:
                 credit = 0.0
+                self._change(best.setting)
+        else:
+            chosen = self._common_or(best, outlook, load)
+            if self._common is None or not self._still_possible(self._common, load):
+                self._change(chosen.setting)
         decision = self._decision(sequence, chosen, outlook, by_mode, best)
+        variants = self._variants(chosen, outlook, decision)
         trial, lasting, every = self._trial(chosen, outlook, by_mode, load, decision)
         if state is None:
             # Sequences that began together shall not all make their trials together.
             idle = _spread(sequence) * self._settings.probe_every // _HASH_SPACE
-            state = _Sequence(decision, chosen.setting, load, trial, lasting, every, idle=idle)
+            state = _Sequence(decision, chosen.setting, load, trial, lasting, every, variants, idle=idle)
             self._sequences[sequence] = state
         else:
             state.decision, state.setting, state.load = decision, chosen.setting, load
             state.trial, state.trial_rounds, state.trial_every = trial, lasting, every
+            state.variants = variants
         state.credit, state.rounds, state.trial_left = credit, 0, 0
+        state.by_mode, state.followed = by_mode, self._changes
         return state
+
+    def _change(self, setting: Setting) -> None:
+        """Make `setting` the one that others shall follow."""
+        if setting != self._common:
+            self._common = setting
+            self._changes += 1
+
+    def _common_or(self, own: Prediction, outlook: Outlook, load: Load) -> Prediction:
+        """The common setting, unless it is worse by more than the slack than a sequence's own."""
+        if self._common is None or self._common == own.setting or not self._still_possible(self._common, load):
+            return own
+        common = outlook.predict(self._common)
+        return common if common.tokens_per_s >= (1.0 - self._settings.slack) * own.tokens_per_s else own
+
+    def _follow(self, sequence: int, state: _Sequence, outlook: Outlook, load: Load) -> None:
+        """Somebody has changed the common setting since the last review: take it over, if that is no worse here."""
+        state.followed = self._changes
+        current = outlook.predict(state.setting)
+        chosen = self._common_or(current, outlook, load)
+        if chosen.setting != state.setting:
+            state.decision = self._decision(sequence, chosen, outlook, state.by_mode, chosen)
+            state.setting, state.credit = chosen.setting, 0.0
+            state.trial, state.trial_rounds, state.trial_every = self._trial(
+                chosen, outlook, state.by_mode, load, state.decision
+            )
 
     def _still_possible(self, setting: Setting, load: Load) -> bool:
         if setting.mode is not Mode.AR and not load.drafted:
@@ -236,6 +297,30 @@ class Governor:
         before = sum(_spread(other) < mine for other in self._sequences if other != sequence)
         return before < share * max(1, len(self._sequences.keys() | {sequence}))
 
+    def _variants(
+        self, chosen: Prediction, outlook: Outlook, decision: Decision
+    ) -> tuple[Decision | None, Decision | None]:
+        """The decision with about half and with about one and a half times the proposal length; None = too costly."""
+        setting = decision.setting
+        if setting.mode is Mode.AR:
+            return None, None
+        length = setting.depth if setting.mode is Mode.SSD else setting.k
+        affordable = self._settings.probe_cost * self._settings.sweep_every / self._settings.sweep_rounds
+        found: list[Decision | None] = []
+        for other in (length - (length + 1) // 2, length + (length + 1) // 2):
+            other = min(max(1, other), self._limits.max_k)
+            varied = replace(setting, k=other if setting.mode is Mode.SD else max(other, setting.k))
+            if setting.mode is Mode.SSD:
+                varied = replace(varied, depth=other)
+            loss = 1.0 - outlook.predict(varied).tokens_per_s / chosen.tokens_per_s
+            if varied == setting or loss > affordable:
+                found.append(None)
+                continue
+            fan_out = outlook.allocation(varied) if varied.mode is Mode.SSD else ()
+            reason = f"{_named(varied)} for a moment, to learn how times depend on it"
+            found.append(replace(decision, setting=varied, fan_out=fan_out, probe=True, reason=reason))
+        return found[0], found[1]
+
     def _trial(
         self,
         chosen: Prediction,
@@ -258,7 +343,9 @@ class Governor:
         alone = outlook.predict(replace(setting, share=1.0 / load.rows))
         plain = chosen.tokens_per_s / load.rows
         slowed = (load.rows - 1) * max(0.0, alone.verify_s - chosen.verify_s) * plain
-        loss = max(0.0, plain * alone.round_s - alone.tokens_per_round) + slowed
+        # Among others a row rides along when its proposal is late; a lone one waits, but not for ever.
+        wait = min(alone.round_s - alone.verify_s, load.longest_wait) if load.rows == 1 else 0.0
+        loss = max(0.0, plain * (alone.verify_s + wait) - alone.tokens_per_round) + slowed
         fewest, most = self._settings.probe_rounds
         # Rounds in use that pay for one round of the trial.
         price = loss / (self._settings.probe_cost * chosen.tokens_per_round)

@@ -77,7 +77,7 @@ def uniform_words(seeds: Tensor, positions: Tensor, vocab: int, *, stream: int =
     chunk = blocks if seeds.device.type != "cpu" else max(1, _CPU_CHUNK // max(1, count))
     for start in range(0, blocks, chunk):
         block = torch.arange(start, min(blocks, start + chunk), device=seeds.device)
-        torch.stack(_at(seeds, positions, block[None, :], stream), dim=-1, out=words[:, start : start + chunk])
+        torch.stack(noise_words(seeds, positions, block[None, :], stream), dim=-1, out=words[:, start : start + chunk])
     return words.view(count, blocks * _LANES)[:, :vocab]
 
 
@@ -105,7 +105,7 @@ def gumbel_at(
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
     """The numbers that `gumbel` gives to token_ids [N, M] (int64, >= 0), without computing the others: [N, M]."""
-    quad = torch.stack(_at(seeds, positions, token_ids // _LANES, stream), dim=-1)
+    quad = torch.stack(noise_words(seeds, positions, token_ids // _LANES, stream), dim=-1)
     words = quad.gather(-1, (token_ids % _LANES)[..., None])[..., 0]
     return gumbel_of(words).to(dtype)
 
@@ -116,7 +116,7 @@ def gumbel_of(words: Tensor) -> Tensor:
     return uniform.log_().neg_().log_().neg_()
 
 
-def _at(seeds: Tensor, positions: Tensor, blocks: Tensor, stream: int) -> Quad:
+def noise_words(seeds: Tensor, positions: Tensor, blocks: Tensor, stream: int) -> Quad:
     """Philox outputs for seeds [N], positions [N] and token blocks [1 or N, M]: four [N, M]."""
     key = (seeds & _MASK)[:, None], ((seeds >> 32) & _MASK)[:, None]
     word2 = torch.full((1, 1), int(stream), dtype=torch.int64, device=seeds.device)

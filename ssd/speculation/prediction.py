@@ -7,6 +7,7 @@ along with what its fallback gives, and only a lone row waits for a just-in-time
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -15,6 +16,12 @@ from typing import Protocol
 
 from ssd.speculation.allocation import Coverage, greedy_allocation, greedy_units, outcome_law
 from ssd.speculation.step_time import StepTime
+
+# Tables of at least this depth are also sent at half of it; a target that has half a table does not wait for the rest.
+_HALVED_FROM = 4
+# A table that takes this share of the target's step is in time; at this one it is late. In between it is both, as no
+# step takes exactly its time.
+_IN_TIME, _LATE = 0.95, 1.02
 
 
 class Mode(Enum):
@@ -61,14 +68,16 @@ class Load:
     rows          sequences that decode in one batch of the target
     round_trip    seconds from an outcome at the target to the draft and back
     draft_rows    sequences that one draft serves when all rows are drafted; None = rows, 0 = there is no draft
+    longest_wait  seconds that the target waits for a lone row's proposal at most
     """
 
     rows: int
     round_trip: float = 0.0
     draft_rows: int | None = None
+    longest_wait: float = math.inf
 
     def __post_init__(self) -> None:
-        if self.rows < 1 or self.round_trip < 0.0 or (self.draft_rows or 0) < 0:
+        if self.rows < 1 or min(self.round_trip, self.draft_rows or 0, self.longest_wait) < 0:
             raise ValueError(f"a load has at least one row and no negative number: {self}")
 
     @property
@@ -125,7 +134,7 @@ class _State:
     """Rounds of one kind: mean tokens, proposal length, chance that the next one is a hit, wait before it begins."""
 
     tokens: float
-    length: int
+    length: float
     hit: float
     wait: float = 0.0
 
@@ -136,7 +145,7 @@ class Outlook:
     ngram_acceptance   chance that a token of prompt lookup is accepted, None = there is no such proposal
     """
 
-    BUDGETS = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+    BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
     SHARES = (0.75, 0.5, 0.25)
 
     def __init__(
@@ -213,39 +222,68 @@ class Outlook:
 
     def _ssd(self, setting: Setting) -> Prediction:
         rows = self._load.rows
-        hit, miss = self._hit_state(setting), self._miss_state(setting)
-        # Hits follow hits with one probability and misses with another: the stationary share of hits.
-        hits = miss.hit / (miss.hit + 1.0 - hit.hit) if miss.hit > 0.0 else 0.0
+        hit, miss = self._hit_state(setting, setting.depth), self._miss_state(setting)
+        hits = _stationary(hit, miss)
+        half = -(-setting.depth // 2)
+        halved = self._hit_state(setting, half)
+        # Short proposals make short steps, in which tables are late again: what half tables lead to has to hold.
+        length = hits * halved.length + (1.0 - hits) * miss.length
+        late = self._late(setting, halved.length if rows == 1 else length)
+        if late:
+            hit = _mixture(hit, halved, late)
+            hits = _stationary(hit, miss)
+        depth = setting.depth - late * (setting.depth - self._worth_waiting_for(setting, half))
         tokens = hits * hit.tokens + (1.0 - hits) * miss.tokens
         if rows == 1:
             # A lone row's rounds have one length each; those of many rows are all of a mixture.
-            after_hit = self._round(setting, hit.length)
-            after_miss = self._round(setting, miss.length)
+            after_hit = self._round(setting, depth, hit.length)
+            after_miss = self._round(setting, depth, miss.length)
             verify, table, seconds = (
                 hits * one + (1.0 - hits) * other for one, other in zip(after_hit, after_miss, strict=True)
             )
             seconds += (1.0 - hits) * miss.wait
         else:
-            verify, table, seconds = self._round(setting, hits * hit.length + (1.0 - hits) * miss.length)
+            verify, table, seconds = self._round(setting, depth, hits * hit.length + (1.0 - hits) * miss.length)
         rate = rows * (1.0 + setting.share * (tokens - 1.0)) / seconds
         return Prediction(setting, rate, tokens, seconds, verify, table, hit.hit, hits)
 
-    def _round(self, setting: Setting, length: float) -> tuple[float, float, float]:
-        """Seconds of verification, of the table with its way, and of the round, with proposals of this mean length."""
-        verify, table = self._verify(setting, length), self._table(setting, length)
-        return verify, table, max(verify, table)
+    def _worth_waiting_for(self, setting: Setting, half: int) -> int:
+        """The depth whose time counts where only half of a table is used.
+
+        A draft that would need longer for a whole table than the target for a step learns of each outcome in the middle
+        of a pass that is of no use any more. Where that makes even half tables late, all passes are in the way.
+        """
+        verify = self._verify(setting, half)
+        if self._table(setting, setting.depth, half) - self._load.round_trip <= verify:
+            return half
+        return half + 1 if self._table(setting, half + 1, half) <= verify else setting.depth
+
+    def _late(self, setting: Setting, length: float) -> float:
+        """Share of rounds at whose end only half of a table is there, although all of it was wanted."""
+        if setting.depth < _HALVED_FROM:
+            return 0.0
+        ratio = self._table(setting, setting.depth, length) / self._verify(setting, length)
+        return min(1.0, max(0.0, (ratio - _IN_TIME) / (_LATE - _IN_TIME)))
+
+    def _round(self, setting: Setting, depth: float, length: float) -> tuple[float, float, float]:
+        """Seconds of verification, of a table of `depth` with its way, and of the round, with proposals of this mean
+        length."""
+        verify, table = self._verify(setting, length), self._table(setting, depth, length)
+        # A late table delays the next verification, but not the next table: the draft hears of an outcome while the
+        # target still waits. So half of the delay is made good, unless the draft has no time between two tables at all.
+        return verify, table, max(verify, 0.5 * (verify + table), table - self._load.round_trip)
 
     def _verify(self, setting: Setting, length: float) -> float:
         rows = self._load.rows
         return self._target(rows, rows * (1.0 + setting.share * length))
 
-    def _table(self, setting: Setting, length: float) -> float:
+    def _table(self, setting: Setting, depth: float, length: float) -> float:
         drafted = max(1.0, setting.share * self._load.drafted)
-        grow = setting.depth * self._draft(drafted, drafted * setting.budget)
+        grow = depth * self._draft(drafted, drafted * setting.budget)
         return self._draft(drafted, drafted * (1.0 + length)) + grow + self._load.round_trip
 
-    def _hit_state(self, setting: Setting) -> _State:
-        return self._state(None, setting.depth, setting.budget, 0.0)
+    def _hit_state(self, setting: Setting, depth: int) -> _State:
+        return self._state(None, depth, setting.budget, 0.0)
 
     def _miss_state(self, setting: Setting) -> _State:
         fallback = setting.fallback
@@ -307,6 +345,22 @@ def thriftiest(predictions: Sequence[Prediction]) -> Prediction:
     enough = 0.997 * max(one.tokens_per_s for one in predictions)
     near = [one for one in predictions if one.tokens_per_s >= enough]
     return min(near, key=lambda one: (one.setting.draft_work, -one.tokens_per_s))
+
+
+def _stationary(hit: _State, miss: _State) -> float:
+    """Share of hits in the long run, where they follow hits with one probability and misses with another."""
+    return miss.hit / (miss.hit + 1.0 - hit.hit) if miss.hit > 0.0 else 0.0
+
+
+def _mixture(one: _State, other: _State, share: float) -> _State:
+    """A state that is `other` in this share of rounds."""
+    keep = 1.0 - share
+    return _State(
+        keep * one.tokens + share * other.tokens,
+        keep * one.length + share * other.length,
+        keep * one.hit + share * other.hit,
+        keep * one.wait + share * other.wait,
+    )
 
 
 def _mean_tokens(law: tuple[float, ...]) -> float:

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from ssd.speculation.params import Draw
-from ssd.speculation.philox import NoiseStream, seed_pattern, uniform_words
-from ssd.speculation.race import full_race
-from ssd.speculation.sampling import DrawRow, _reports
-from ssd.speculation.sparse_law import SparseLaw, filtered_laws, packed, point_mass, race
+from ssd.speculation.philox import NoiseStream, seed_pattern
+from ssd.speculation.sampling import DrawRow, reports
+from ssd.speculation.sparse_law import SparseLaw, all_words, filtered_laws, packed, point_mass, race
 from ssd.speculation.verify import Verdict
 
 # Blocks are handled in groups of at most this many probabilities, which bounds the float64 copies.
@@ -107,17 +106,15 @@ def settle(p: Tensor, blocks: Blocks) -> tuple[Tensor, Tensor]:
     positions = blocks.positions + accepted
     last = p[blocks.starts + accepted]
     tokens = torch.empty(count, dtype=torch.int64, device=p.device)
-    if bool(refused.any()):
-        at = accepted[refused]
-        left = residual(last[refused], blocks.law_ids[refused, at], blocks.probabilities[refused, at])
-        every = torch.arange(p.shape[1], device=p.device).expand_as(left)
-        tokens[refused] = race(every, left, blocks.seeds[refused], positions[refused], NoiseStream.RESIDUAL)
-    if not bool(refused.all()):
-        free = ~refused
-        scaled = last[free].log()
-        # The coupled draw's noise: a round without a proposal gives the token that plain decoding gives.
-        best = full_race(scaled - scaled.amax(dim=-1, keepdim=True), blocks.seeds[free], positions[free], 1)
-        tokens[free] = best[:, 0]
+    at = accepted[refused]
+    left = residual(last[refused], blocks.law_ids[refused, at], blocks.probabilities[refused, at])
+    # After K acceptances with the noise of the coupled draw: without a proposal it is the token of plain decoding.
+    for rows_of, weights, stream in (
+        (refused, left, NoiseStream.RESIDUAL),
+        (~refused, last[~refused], NoiseStream.TARGET),
+    ):
+        every = torch.arange(p.shape[1], device=p.device).expand_as(weights)
+        tokens[rows_of] = race(every, weights, blocks.seeds[rows_of], positions[rows_of], stream)
     return accepted, tokens
 
 
@@ -132,7 +129,7 @@ def residual(p: Tensor, law_ids: Tensor, probabilities: Tensor) -> Tensor:
 
 def _uniform(seeds: Tensor, positions: Tensor) -> Tensor:
     """Uniform float64 numbers in [0, 1), multiples of 2^-53, for seeds and positions of one shape."""
-    words = uniform_words(seeds.reshape(-1), positions.reshape(-1), 2, stream=NoiseStream.ACCEPT)
+    words = all_words(seeds.reshape(-1), positions.reshape(-1), 2, NoiseStream.ACCEPT)
     return ((words[:, 0] << 21) | (words[:, 1] >> 11)).to(torch.float64).mul_(2.0**-53).view(positions.shape)
 
 
@@ -152,8 +149,8 @@ def _group_verdicts(logits: Tensor, rows: Sequence[DrawRow], blocks: Sequence[Bl
     if asked:
         where = [starts[b] + j for b, j in asked]
         chosen = torch.tensor([emitted[b][j].id for b, j in asked], dtype=torch.int64, device=logits.device)
-        reports = _reports(logits[where], chosen, [rows[row].params.logprobs for row in where])
-        for (b, j), report in zip(asked, reports, strict=True):
+        drawn = reports(logits[where], chosen, [rows[row].params.logprobs for row in where])
+        for (b, j), report in zip(asked, drawn, strict=True):
             emitted[b][j] = report
     return [Verdict(len(draws) - 1, tuple(draws)) for draws in emitted]
 

@@ -73,8 +73,8 @@ def draw(logits: Tensor, rows: Sequence[DrawRow]) -> list[Draw]:
     draws = [Draw(token) for token in chosen]
     asked = [i for i, row in enumerate(rows) if row.params.logprobs >= 0]
     if asked:
-        reports = _reports(logits[asked], ids[asked], [rows[i].params.logprobs for i in asked])
-        for i, report in zip(asked, reports, strict=True):
+        drawn = reports(logits[asked], ids[asked], [rows[i].params.logprobs for i in asked])
+        for i, report in zip(asked, drawn, strict=True):
             draws[i] = report
     return draws
 
@@ -104,7 +104,7 @@ def _ranked(logits: Tensor, rows: Sequence[DrawRow], count: int) -> Tensor:
 
 
 def _ranked_group(logits: Tensor, rows: Sequence[DrawRow], first_row: int, count: int) -> Tensor:
-    adjusted = _adjusted(logits, rows)
+    adjusted = adjusted_logits(logits, rows)
     peak = adjusted.amax(dim=-1)
     broken = (~peak.isfinite()).nonzero()
     if len(broken):
@@ -122,7 +122,7 @@ def _ranked_group(logits: Tensor, rows: Sequence[DrawRow], first_row: int, count
     return ids
 
 
-def _adjusted(logits: Tensor, rows: Sequence[DrawRow]) -> Tensor:
+def adjusted_logits(logits: Tensor, rows: Sequence[DrawRow]) -> Tensor:
     work = logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
     changing = [i for i, row in enumerate(rows) if adjusts(row.params, row.forbidden)]
     if changing and work is logits:
@@ -158,7 +158,7 @@ def _filled(best: Tensor, others: Tensor, count: int) -> Tensor:
     return torch.tensor(rows, dtype=torch.int64, device=best.device)
 
 
-def _reports(logits: Tensor, ids: Tensor, counts: Sequence[int]) -> list[Draw]:
+def reports(logits: Tensor, ids: Tensor, counts: Sequence[int]) -> list[Draw]:
     """Draws with logprobs for chosen ids [R] under raw logits [R, V], with the top counts[r] of each row."""
     raw = logits.to(torch.float64)
     # A GPU splits a sum by shape and alignment of the whole batch; a row of its own sums the same in any company.

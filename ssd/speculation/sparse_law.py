@@ -2,51 +2,33 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ssd.speculation.filters import strict_top, survivors
-from ssd.speculation.philox import NoiseStream, gumbel, gumbel_at, seed_pattern
-from ssd.speculation.sampling import DrawRow, _adjusted
+from ssd.speculation.law import SparseLaw, point_mass
+from ssd.speculation.philox import NoiseStream, gumbel_at, gumbel_of, noise_words, seed_pattern
+from ssd.speculation.sampling import DrawRow, adjusted_logits
+
+__all__ = [
+    "DEFAULT_LAW_SIZE",
+    "SparseLaw",
+    "draw_from_sparse_law",
+    "draw_from_sparse_laws",
+    "filtered_laws",
+    "packed",
+    "point_mass",
+    "race",
+    "saguaro",
+    "sparse_laws",
+]
 
 DEFAULT_LAW_SIZE = 64
 
 # Integer masses in units of 2^-40 of the likeliest token add up to the same total in any order, on any machine.
 _MASS_UNIT = 2.0**40
-
-
-@dataclass(frozen=True, slots=True)
-class SparseLaw:
-    """A law q over few token ids: q(ids[i]) = weights[i] / sum(weights), 0 elsewhere.
-
-    Ids ascend; weights are positive float32 numbers, so that a message carries them without loss and both sides
-    compute the same q from them. Raises ValueError for anything else.
-    """
-
-    ids: tuple[int, ...]
-    weights: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if not self.ids or len(self.ids) != len(self.weights):
-            raise ValueError(f"a law needs as many weights as ids and at least one, got {len(self.ids)} ids")
-        if self.ids[0] < 0 or any(low >= high for low, high in zip(self.ids, self.ids[1:], strict=False)):
-            raise ValueError("the ids of a law must ascend from 0 or more")
-        if not all(0.0 < weight < math.inf for weight in self.weights):
-            raise ValueError("the weights of a law must be positive and finite")
-
-    @property
-    def probabilities(self) -> tuple[float, ...]:
-        total = math.fsum(self.weights)
-        return tuple(weight / total for weight in self.weights)
-
-
-def point_mass(token: int) -> SparseLaw:
-    """The law of a proposal token that was not drawn at all: argmax, n-gram, anything."""
-    return SparseLaw((token,), (1.0,))
 
 
 def filtered_laws(logits: Tensor, rows: Sequence[DrawRow]) -> Tensor:
@@ -59,7 +41,7 @@ def filtered_laws(logits: Tensor, rows: Sequence[DrawRow]) -> Tensor:
     """
     if logits.dim() != 2 or logits.shape[0] != len(rows):
         raise ValueError(f"{len(rows)} laws need as many rows of logits, got shape {tuple(logits.shape)}")
-    adjusted = _adjusted(logits, rows).to(torch.float64)
+    adjusted = adjusted_logits(logits, rows).to(torch.float64)
     peak = adjusted.amax(dim=-1, keepdim=True) if len(rows) else adjusted[:, :1]
     broken = (~peak.isfinite()).nonzero()
     if len(broken):
@@ -123,6 +105,15 @@ def packed(laws: Sequence[SparseLaw]) -> tuple[Tensor, Tensor]:
     )
 
 
+def all_words(seeds: Tensor, positions: Tensor, count: int, stream: NoiseStream) -> Tensor:
+    """The first `count` noise words of each seed and position: int64 [R, count].
+
+    The same as `philox.uniform_words`, without its search for equal rows: here every row is another position.
+    """
+    blocks = torch.arange(-(-count // 4), device=seeds.device)[None, :]
+    return torch.stack(noise_words(seeds, positions, blocks, stream), dim=-1).flatten(-2)[:, :count]
+
+
 def race(ids: Tensor, probabilities: Tensor, seeds: Tensor, positions: Tensor, stream: NoiseStream) -> Tensor:
     """One draw per row from probabilities [R, M] (any scale) of ids [R, M]: int64 [R].
 
@@ -131,7 +122,7 @@ def race(ids: Tensor, probabilities: Tensor, seeds: Tensor, positions: Tensor, s
     """
     vocab = int(ids.amax()) + 1 if ids.numel() else 0
     if ids.shape[-1] * 4 >= vocab:
-        noise = gumbel(seeds, positions, vocab, stream=stream).gather(-1, ids)
+        noise = gumbel_of(all_words(seeds, positions, vocab, stream)).gather(-1, ids)
     else:
         noise = gumbel_at(seeds, positions, ids, stream=stream)
     scores = probabilities.log() + noise

@@ -55,7 +55,7 @@ class StepTimeFit:
     half_life   steps after which an observation counts half
     """
 
-    def __init__(self, prior: StepTime, *, half_life: float = 150.0, prior_weight: float = 1.0) -> None:
+    def __init__(self, prior: StepTime, *, half_life: float = 1000.0, prior_weight: float = 1.0) -> None:
         if prior.base <= 0.0 or half_life <= 0.0 or prior_weight <= 0.0:
             raise ValueError(f"base time, half-life and prior weight must be positive, got {prior}")
         self._knees = tuple(dict.fromkeys((*KNEES, *(knee for knee, _ in prior.hinges))))

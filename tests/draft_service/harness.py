@@ -42,8 +42,9 @@ class Request:
     sampling: dict = field(default_factory=dict)
     limits: dict = field(default_factory=dict)
     k: int = 4
-    fan_out: int = 2
+    fan_out: int | types_pb2.FanOut = 2
     mode: types_pb2.Mode = types_pb2.MODE_SSD
+    more: dict = field(default_factory=dict)  # further fields of the open
 
     def message(self, sequence: int = 1, output: Sequence[int] = (), *, need: bool = False) -> draft_pb2.DraftOpen:
         return draft_pb2.DraftOpen(
@@ -54,8 +55,9 @@ class Request:
             limits=self.token_limits,
             mode=self.mode,
             k=self.k,
-            fan_out=self.fan_out,
+            fan_out=uniform(self.fan_out) if isinstance(self.fan_out, int) else self.fan_out,
             need_proposal=need,
+            **self.more,
         )
 
     @property
@@ -65,6 +67,10 @@ class Request:
     @property
     def token_limits(self) -> types_pb2.TokenLimits:
         return types_pb2.TokenLimits(**({"max_tokens": 200, "ignore_eos": True} | self.limits))
+
+
+def uniform(fan_out: int) -> types_pb2.FanOut:
+    return types_pb2.FanOut(rule=types_pb2.FAN_OUT_RULE_UNIFORM, fan_out=fan_out)
 
 
 class Reference:
@@ -133,10 +139,16 @@ class Wire:
         self.send(opens=[request.message(sequence, output, need=need)])
 
     def advance(
-        self, base_len: int, ids: Sequence[int], sequence: int = 1, *, need: bool = False, depth: int = 0
+        self, base_len: int, ids: Sequence[int], sequence: int = 1, *, need: bool = False, depth: int = 0, **more
     ) -> None:
-        message = draft_pb2.Advance(sequence=sequence, base_len=base_len, ids=ids, need_proposal=need, next_depth=depth)
-        self.send(advances=[message])
+        """`more`: further fields of the message."""
+        self.send(
+            advances=[
+                draft_pb2.Advance(
+                    sequence=sequence, base_len=base_len, ids=ids, need_proposal=need, next_depth=depth, **more
+                )
+            ]
+        )
 
     def resync(self, ids: Sequence[int], sequence: int = 1, *, need: bool = False) -> None:
         self.send(resyncs=[draft_pb2.Resync(sequence=sequence, ids=ids, need_proposal=need)])

@@ -69,6 +69,16 @@ def test_requests_one_after_another_share_prefixes_and_stay_right(loaded: Loaded
         assert wire.engine.load().kv_blocks_used == 0
 
 
+def any_rule(rng: random.Random) -> types_pb2.FanOut:
+    return types_pb2.FanOut(
+        rule=rng.randrange(1, 5),
+        fan_out=rng.randint(1, 4),
+        budget=rng.randint(1, 20),
+        after_hit=[rng.randrange(4) for _ in range(rng.randint(1, 7))],
+        after_miss=[rng.randrange(4) for _ in range(rng.choice([0, 4]))],
+    )
+
+
 def scrambled(rng: random.Random, truth: dict[int, tuple[int, ...]]) -> draft_pb2.DraftServiceServeRequest:
     """One message as a careless network or a confused peer might deliver it."""
     request = draft_pb2.DraftServiceServeRequest()
@@ -83,23 +93,44 @@ def scrambled(rng: random.Random, truth: dict[int, tuple[int, ...]]) -> draft_pb
                     {"temperature": rng.choice([0.0, 1.0]), "top_k": rng.choice([0, 5])},
                     {"max_tokens": rng.choice([1, 8, 60]), "stop_ids": rng.sample(range(320), 20), "min_tokens": 1},
                     k=rng.randint(1, 6),
-                    fan_out=rng.randint(1, 4),
-                    mode=rng.choice([types_pb2.MODE_SD, types_pb2.MODE_SSD, types_pb2.MODE_SSD]),
+                    fan_out=any_rule(rng),
+                    mode=rng.choice([types_pb2.MODE_SD, types_pb2.MODE_SSD, types_pb2.MODE_AUTO]),
+                    more={
+                        "verification": rng.randrange(3),
+                        "saguaro_c": rng.choice([0.0, 0.3, 1.0]),
+                        "part": rng.randrange(3),
+                        "parts": rng.choice([0, 3, 4]),
+                    },
                 )
                 request.opens.append(prompt.message(number, text[3:at], need=rng.random() < 0.5))
             case 2 | 3 | 4:
                 ids = list(text[at : at + rng.randint(0, 5)])
                 if ids and rng.random() < 0.1:
                     ids[-1] = rng.choice([0, 319, 320, 1 << 31])
-                request.advances.append(
-                    draft_pb2.Advance(
-                        sequence=number,
-                        base_len=at,
-                        ids=ids,
-                        need_proposal=rng.random() < 0.5,
-                        next_depth=rng.randrange(9),
-                    )
+                end = at + len(ids)
+                advance = draft_pb2.Advance(
+                    sequence=number,
+                    base_len=at,
+                    ids=ids,
+                    need_proposal=rng.random() < 0.5,
+                    next_depth=rng.randrange(9),
+                    next_source=rng.randrange(4),
+                    parts=rng.choice([0, 0, 0, 1, 2]),
                 )
+                if rng.random() < 0.3:
+                    advance.in_flight.extend(
+                        text[end : end + 3] if rng.random() < 0.5 else [1, 2, 999][: rng.randint(1, 3)]
+                    )
+                if rng.random() < 0.3:
+                    advance.plan.CopyFrom(
+                        draft_pb2.DraftPlan(
+                            mode=rng.randrange(5),
+                            k=rng.randrange(9),
+                            depth=rng.choice([0, 1, 3, 8, 40]),
+                            fan_out=[rng.randrange(4) for _ in range(rng.randrange(6))],
+                        )
+                    )
+                request.advances.append(advance)
             case 5:
                 ids = text[:at] if rng.random() < 0.8 else text[at:]
                 request.resyncs.append(draft_pb2.Resync(sequence=number, ids=ids, need_proposal=rng.random() < 0.5))

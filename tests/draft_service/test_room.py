@@ -1,13 +1,19 @@
 """Limits: context, KV room, number of sequences, parameters. Nothing crashes, everything comes back."""
 
+import math
+
 import pytest
 
 from protos.ssd.v1 import draft_pb2, types_pb2
 from ssd.models.loader import LoadedModel
 from ssd.rpc.mail import Status
-from tests.draft_service.harness import BLOCK, Reference, Request, Wire, make_engine
+from tests.draft_service.harness import BLOCK, Reference, Request, Wire, make_engine, uniform
 
 PROMPT = (5, 4, 3, 2, 1, 99)
+
+
+def geometric(**values: float) -> types_pb2.FanOut:
+    return types_pb2.FanOut(rule=types_pb2.FAN_OUT_RULE_GEOMETRIC, budget=9, **values)
 
 
 def statuses(wire: Wire) -> list[tuple[int, Status]]:
@@ -130,7 +136,19 @@ def test_one_sequence_too_many_is_refused(loaded: LoadedModel) -> None:
         ({"prompt_len": 0}, "prompt_len"),
         ({"prompt_len": 7}, "prompt_len"),
         ({"k": 0}, "k"),
-        ({"fan_out": 0}, "fan_out"),
+        ({"fan_out": uniform(0)}, "fan_out.fan_out"),
+        ({"fan_out": types_pb2.FanOut(fan_out=3)}, "fan_out.rule"),
+        ({"fan_out": types_pb2.FanOut(rule=types_pb2.FAN_OUT_RULE_EXPLICIT)}, "fan_out.after_hit"),
+        ({"fan_out": types_pb2.FanOut(rule=types_pb2.FAN_OUT_RULE_EXPLICIT, after_hit=[0])}, "fan_out.after_hit"),
+        ({"fan_out": types_pb2.FanOut(rule=types_pb2.FAN_OUT_RULE_MEASURED)}, "fan_out.budget"),
+        ({"fan_out": geometric(acceptance=math.nan)}, "fan_out.acceptance"),
+        ({"fan_out": geometric(acceptance=1.5)}, "fan_out.acceptance"),
+        ({"fan_out": geometric(exponent=0.0)}, "fan_out.exponent"),
+        ({"fan_out": geometric(exponent=math.inf)}, "fan_out.exponent"),
+        ({"parts": 2, "part": 2}, "part"),
+        ({"parts": 1000}, "parts"),
+        ({"verification": types_pb2.VERIFICATION_REJECTION, "saguaro_c": 1.5}, "saguaro_c"),
+        ({"verification": types_pb2.VERIFICATION_REJECTION, "saguaro_c": math.nan}, "saguaro_c"),
         ({"mode": types_pb2.MODE_AR}, "mode"),
         ({"mode": types_pb2.MODE_UNSPECIFIED}, "mode"),
         ({"mode": 77}, "mode"),

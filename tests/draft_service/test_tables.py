@@ -60,13 +60,17 @@ def test_the_first_token_is_anticipated_with_the_whole_budget(
     assert_equals_plain_drafting(wire.tables[-1], request, PROMPT, reference)
 
 
-def test_a_table_is_sent_at_half_depth_and_again_when_finished(wire: Wire) -> None:
-    wire.open(Request(PROMPT, k=5))
+@pytest.mark.parametrize(("k", "depths"), [(4, [2, 4]), (5, [2, 5]), (6, [2, 4, 6]), (9, [2, 4, 9])])
+def test_a_table_is_sent_each_time_its_depth_has_doubled_and_when_finished(
+    wire: Wire, k: int, depths: list[int]
+) -> None:
+    wire.open(Request(PROMPT, k=k))
     wire.run()
-    half, whole = wire.tables
-    assert (half.depth, whole.depth) == (3, 5)
-    assert [branch.key for branch in half.branches] == [branch.key for branch in whole.branches]
-    assert all(whole.branches[i].ids[:3] == branch.ids for i, branch in enumerate(half.branches))
+    assert [table.depth for table in wire.tables] == depths
+    whole = wire.tables[-1]
+    for table in wire.tables:
+        assert [branch.key for branch in table.branches] == [branch.key for branch in whole.branches]
+        assert all(whole.branches[i].ids[: table.depth] == branch.ids for i, branch in enumerate(table.branches))
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
@@ -145,7 +149,7 @@ def test_ending_ids_are_not_drawn_before_min_tokens(wire: Wire, reference: Refer
 def test_ids_beyond_the_clients_vocabulary_are_never_drafted(loaded: LoadedModel) -> None:
     whole = make_engine(loaded)
     info = types_pb2.ModelInfo(vocab_size=64)
-    engine = DraftEngine(whole._runner, whole._pool, loaded.config, whole._config, info)
+    engine = DraftEngine(whole._passes._runner, whole._pool, loaded.config, whole._config, info)
     wire = Wire(engine)
     wire.open(Request((1, 2, 3), {"temperature": 1.0}), need=True)
     wire.run()

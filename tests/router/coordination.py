@@ -2,13 +2,13 @@
 
 from protos.ssd.v1 import draft_pb2, target_pb2, types_pb2
 from router.coordinator import Coordinator
-from router.plan import Plan
+from router.plan import Plan, uniform
 
 PROMPT = [1, 2, 3]
 OK = types_pb2.FINISH_REASON_UNSPECIFIED
 
 
-def plan(mode=types_pb2.MODE_SSD, *, max_tokens=100, k=4):
+def plan(mode=types_pb2.MODE_SSD, *, max_tokens=100, k=4, **fields):
     return Plan(
         prompt=PROMPT,
         sampling=types_pb2.SamplingParameters(seed=5),
@@ -16,7 +16,8 @@ def plan(mode=types_pb2.MODE_SSD, *, max_tokens=100, k=4):
         logprobs=-1,
         mode=mode,
         k=k,
-        fan_out=3,
+        fan_out=uniform(3),
+        **fields,
     )
 
 
@@ -37,8 +38,8 @@ def table(base_len, branches, *, proposal=(), sequence=1):
     return types_pb2.OutcomeTable(sequence=sequence, base_len=base_len, proposal=proposal, branches=made)
 
 
-def made(base_len, ids, *, sequence=1):
-    return types_pb2.Proposal(sequence=sequence, base_len=base_len, ids=ids)
+def made(base_len, ids, *, sequence=1, **fields):
+    return types_pb2.Proposal(sequence=sequence, base_len=base_len, ids=ids, **fields)
 
 
 def target_and_draft():

@@ -4,6 +4,7 @@ import pytest
 
 from protos.ssd.v1 import draft_pb2, types_pb2
 from router.coordinator import Coordinator, Emitted, Failed
+from router.plan import uniform
 from tests.router.coordination import (
     PROMPT,
     advance,
@@ -28,7 +29,7 @@ def test_a_new_sequence_is_opened_at_target_and_draft(both):
     (at_target,), (at_draft,) = messages["T"].opens, messages["D"].opens
     assert list(at_target.ids) == list(at_draft.ids) == PROMPT
     assert (at_target.prompt_len, at_target.k, at_target.drafting, at_target.sampling.seed) == (3, 4, True, 5)
-    assert (at_draft.prompt_len, at_draft.k, at_draft.fan_out, at_draft.need_proposal) == (3, 4, 3, False)
+    assert (at_draft.prompt_len, at_draft.k, at_draft.fan_out, at_draft.need_proposal) == (3, 4, uniform(3), False)
     assert both.flush() == {}
 
 
@@ -105,7 +106,7 @@ def test_what_the_router_has_and_the_target_missed_is_sent_again_as_a_proposal(b
     both.flush()
     both.on_target("T", said(outcome(3, [7])))
     messages = both.flush()
-    assert list(messages["T"].proposals) == [made(4, [8, 9])]
+    assert list(messages["T"].proposals) == [made(4, [8, 9], source=types_pb2.PROPOSAL_SOURCE_TABLE)]
     (one,) = messages["D"].advances
     assert (one.need_proposal, one.next_depth) == (False, 2)
 

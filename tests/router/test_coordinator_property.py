@@ -9,9 +9,18 @@ from hypothesis import strategies as st
 
 from protos.ssd.v1 import draft_pb2, target_pb2, types_pb2
 from router.coordinator import Coordinator, Emitted
-from router.plan import Plan
+from router.plan import Plan, uniform
 
-MODES = [types_pb2.MODE_AR, types_pb2.MODE_SD, types_pb2.MODE_SSD]
+MODES = [types_pb2.MODE_AR, types_pb2.MODE_SD, types_pb2.MODE_SSD, types_pb2.MODE_SSD, types_pb2.MODE_AUTO]
+FALLBACKS = [
+    types_pb2.FALLBACK_AUTO,
+    types_pb2.FALLBACK_JIT,
+    types_pb2.FALLBACK_JIT,
+    types_pb2.FALLBACK_NGRAM,
+    types_pb2.FALLBACK_NONE,
+]
+SOURCES = [types_pb2.PROPOSAL_SOURCE_TABLE, types_pb2.PROPOSAL_SOURCE_JIT, types_pb2.PROPOSAL_SOURCE_NGRAM]
+MOST_DRAFTS = 5
 
 
 def truth(sequence, index):
@@ -49,6 +58,8 @@ class Target:
 
     def step(self, rng):
         response = target_pb2.TargetServiceServeResponse()
+        if rng.random() < 0.3:
+            response.timing.rows, response.timing.tokens, response.timing.step_ms = 2, 8, rng.uniform(-1, 50)
         for sequence in [s for s in self.length if rng.random() < 0.7]:
             base_len = self.length[sequence]
             ids = [truth(sequence, i) for i in range(base_len, min(base_len + rng.randint(1, 4), self.end[sequence]))]
@@ -61,6 +72,9 @@ class Target:
                 proposed=len(ids) - 1,
                 hit=rng.random() < 0.5,
                 next_depth=0 if over else rng.randint(0, 3),
+                source=rng.choice(SOURCES),
+                next_source=rng.choice(SOURCES),
+                hit_rank=rng.randint(0, 4),
                 finish=types_pb2.FINISH_REASON_LENGTH if over else 0,
             )
             self.length[sequence] += len(ids)
@@ -75,6 +89,7 @@ class Draft:
 
     key: str
     ids: dict[int, list[int]] = field(default_factory=dict)
+    asked: dict[int, int] = field(default_factory=dict)  # length at which a proposal was asked for last
     ever: set[int] = field(default_factory=set)
     closed: set[int] = field(default_factory=set)
 
@@ -82,13 +97,21 @@ class Draft:
         for opened in message.opens:
             assert opened.sequence not in self.ever
             assert opened.mode != types_pb2.MODE_AR
+            assert opened.part < opened.parts <= 4
             self.ever.add(opened.sequence)
             self.ids[opened.sequence] = list(opened.ids)
         for advance in message.advances:
             if advance.sequence in self.ids and self.ids[advance.sequence] is not None:
                 assert advance.base_len == len(self.ids[advance.sequence])
+                assert advance.ids or advance.need_proposal or advance.in_flight
                 assert not (advance.need_proposal and advance.next_depth)
+                assert not advance.in_flight or len(advance.in_flight) <= advance.next_depth
+                assert not advance.parts or advance.part < advance.parts <= 4
                 self.ids[advance.sequence] += advance.ids
+                if advance.need_proposal:
+                    length = len(self.ids[advance.sequence])
+                    assert self.asked.get(advance.sequence) != length, "asked twice"
+                    self.asked[advance.sequence] = length
         for resync in message.resyncs:
             self.ids[resync.sequence] = list(resync.ids)
         for sequence, ids in self.ids.items():
@@ -101,6 +124,8 @@ class Draft:
 
     def babble(self, rng):
         response = draft_pb2.DraftServiceServeResponse()
+        if rng.random() < 0.3:
+            response.timing.rows, response.timing.tokens, response.timing.step_ms = 1, 3, rng.uniform(-1, 50)
         for _ in range(rng.randint(0, 3)):
             sequence, base_len = rng.randint(1, 6), rng.randint(0, 30)
             honest = [truth(sequence, i) for i in range(base_len, base_len + 4)]
@@ -142,7 +167,18 @@ class World:
         limits = types_pb2.TokenLimits(max_tokens=self.rng.randint(1, 20))
         mode = self.rng.choice(MODES)
         sampling = types_pb2.SamplingParameters(seed=1)
-        self.plans[sequence] = Plan(prompt, sampling, limits, -1, mode, self.rng.randint(1, 4), 2)
+        self.plans[sequence] = Plan(
+            prompt,
+            sampling,
+            limits,
+            -1,
+            mode,
+            self.rng.randint(1, 4),
+            uniform(2),
+            fallback=self.rng.choice(FALLBACKS),
+            drafts=self.rng.randint(1, 4),
+            max_budget=4,
+        )
         self.emitted[sequence] = []
         self.coordinator.open(sequence, self.plans[sequence])
 
@@ -197,7 +233,7 @@ class World:
 
     def come_draft(self):
         key = f"D{next(self.names)}"
-        if len(self.drafts) < 2:
+        if len(self.drafts) < MOST_DRAFTS:
             self.drafts[key] = Draft(key)
             self.coordinator.draft_ready(key, self.rng.randint(1, 8))
 
@@ -229,13 +265,21 @@ def test_every_stream_is_the_truth_and_everything_is_closed(seed):
     actions += [world.flush, world.flush, world.old_news]
     rare = [world.close, world.come, world.go, world.come_draft, world.go_draft]
     world.come()
-    world.come_draft()
+    for _ in range(world.rng.randint(1, MOST_DRAFTS)):
+        world.come_draft()
     for _ in range(120):
         world.rng.choice(rare if world.rng.random() < 0.15 else actions)()
     live = [sequence for sequence in world.plans if sequence not in world.ended]
     world.flush()
     for sequence in live:
         state = world.coordinator.of(sequence)
+        keys = [link.key for link in state.links]
+        assert len(set(keys)) == len(keys) <= state.plan.drafts_wanted
+        free = set(world.drafts) - set(keys) - state.refused_by
+        assert len(keys) == state.plan.drafts_wanted or not free
+        for key in keys:
+            held = world.drafts[key].ids.get(sequence)
+            assert held is None or len(held) == state.length, "not told of everything"
         for target in world.targets.values():
             if state.target == target.key:
                 assert target.drafting[sequence] == state.drafting

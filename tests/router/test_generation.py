@@ -172,7 +172,14 @@ async def test_model_info_and_load_of_a_quiet_router(model):
     assert (info.model.name, info.model.source, info.model.context_length) == ("toy", "/models/x", 100)
     assert not info.HasField("draft")
     assert (info.max_k, info.max_fan_out, info.max_prompt_tokens, info.max_stop_texts) == (8, 16, 99, 16)
-    assert info.defaults == inference_pb2.SpeculationParameters(mode=types_pb2.MODE_SSD, k=4, fan_out=3)
+    assert info.defaults == inference_pb2.SpeculationParameters(
+        mode=types_pb2.MODE_SSD,
+        k=4,
+        fan_out=3,
+        verification=types_pb2.VERIFICATION_COUPLED,
+        fallback=types_pb2.FALLBACK_AUTO,
+        drafts=1,
+    )
     assert (load.running, load.waiting, load.prompt_tokens, load.degraded) == (0, 0, 0, True)
     assert [peer.state for peer in server.targets] == [admin_pb2.PEER_STATE_READY]
     assert server.epoch

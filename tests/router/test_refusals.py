@@ -17,6 +17,10 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT
 UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
 CONTEXT = 64
 NAN, INF = float("nan"), float("inf")
+REJECTION = types_pb2.VERIFICATION_REJECTION
+UNIFORM, EXPLICIT = types_pb2.FAN_OUT_RULE_UNIFORM, types_pb2.FAN_OUT_RULE_EXPLICIT
+GEOMETRIC, MEASURED = types_pb2.FAN_OUT_RULE_GEOMETRIC, types_pb2.FAN_OUT_RULE_MEASURED
+FanOut = types_pb2.FanOut
 
 
 def sampling(**fields):
@@ -99,6 +103,39 @@ BAD = [
     ("speculation.k", INVALID, speculation(k=9)),
     ("speculation.fan_out", INVALID, speculation(fan_out=0)),
     ("speculation.fan_out", INVALID, speculation(fan_out=17)),
+    ("speculation.verification", INVALID, speculation(verification=9)),
+    ("speculation.saguaro_c", INVALID, speculation(verification=REJECTION, saguaro_c=1.1)),
+    ("speculation.saguaro_c", INVALID, speculation(verification=REJECTION, saguaro_c=NAN)),
+    ("speculation.saguaro_c", INVALID, speculation(saguaro_c=1.0)),
+    ("speculation.fallback", INVALID, speculation(fallback=9)),
+    ("speculation.drafts", INVALID, speculation(drafts=0)),
+    ("speculation.drafts", INVALID, speculation(drafts=5)),
+    ("speculation.fan_out_rule", INVALID, speculation(fan_out=2, fan_out_rule=FanOut(rule=UNIFORM, fan_out=2))),
+    ("speculation.fan_out_rule.rule", INVALID, speculation(fan_out_rule=FanOut(rule=9))),
+    ("speculation.fan_out_rule.fan_out", INVALID, speculation(fan_out_rule=FanOut(rule=UNIFORM, fan_out=17))),
+    ("speculation.fan_out_rule.budget", INVALID, speculation(fan_out_rule=FanOut(rule=UNIFORM, budget=2))),
+    ("speculation.fan_out_rule.budget", INVALID, speculation(fan_out_rule=FanOut(budget=2))),
+    ("speculation.fan_out_rule.budget", INVALID, speculation(fan_out_rule=FanOut(rule=MEASURED, budget=0))),
+    ("speculation.fan_out_rule.budget", INVALID, speculation(fan_out_rule=FanOut(rule=MEASURED, budget=65))),
+    ("speculation.fan_out_rule.exponent", INVALID, speculation(fan_out_rule=FanOut(rule=MEASURED, exponent=1))),
+    ("speculation.fan_out_rule.exponent", INVALID, speculation(fan_out_rule=FanOut(rule=GEOMETRIC, exponent=0))),
+    ("speculation.fan_out_rule.exponent", INVALID, speculation(fan_out_rule=FanOut(rule=GEOMETRIC, exponent=INF))),
+    ("speculation.fan_out_rule.acceptance", INVALID, speculation(fan_out_rule=FanOut(rule=GEOMETRIC, acceptance=-1))),
+    ("speculation.fan_out_rule.after_hit", INVALID, speculation(fan_out_rule=FanOut(rule=EXPLICIT))),
+    ("speculation.fan_out_rule.after_hit", INVALID, speculation(fan_out_rule=FanOut(rule=EXPLICIT, after_hit=[0, 0]))),
+    ("speculation.fan_out_rule.after_hit", INVALID, speculation(fan_out_rule=FanOut(rule=EXPLICIT, after_hit=[1] * 6))),
+    ("speculation.fan_out_rule.after_hit", INVALID, speculation(fan_out_rule=FanOut(rule=EXPLICIT, after_hit=[65]))),
+    (
+        "speculation.fan_out_rule.after_miss",
+        INVALID,
+        speculation(fan_out_rule=FanOut(rule=EXPLICIT, after_hit=[1], after_miss=[2**32 - 1])),
+    ),
+    ("speculation.fan_out", INVALID, speculation(mode=types_pb2.MODE_AUTO, fan_out=3)),
+    (
+        "speculation.fan_out_rule.rule",
+        INVALID,
+        speculation(mode=types_pb2.MODE_AUTO, fan_out_rule=FanOut(rule=UNIFORM)),
+    ),
 ]
 
 

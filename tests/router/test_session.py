@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 
 from protos.ssd.v1 import inference_pb2, target_pb2, types_pb2
 from router.detokenizer import ByteLevelDetokenizer
-from router.live import Totals
 from router.session import MESSAGE_TOKENS, Session
 from router.stops import StopTexts
+from router.totals import Totals
 
 STOP, LENGTH = types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH
 

@@ -10,9 +10,10 @@ from protos.ssd.v1 import types_pb2
 from ssd import proto_convert
 from ssd.errors import FieldError
 from ssd.speculation.finish import FinishReason
+from ssd.speculation.law import SparseLaw
 from ssd.speculation.outcomes import Branch, OutcomeTable
 from ssd.speculation.params import Draw, SamplingParams
-from ssd.speculation.proposal import Proposal
+from ssd.speculation.proposal import Proposal, Source
 
 VOCAB = 50
 
@@ -86,3 +87,56 @@ def test_all_scalar_sampling_fields_have_presence():
 def test_torch_is_not_imported():
     code = "import sys, ssd.proto_convert; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def wire_law(*ids: int, weights: tuple[float, ...] = ()) -> types_pb2.SparseLaw:
+    return types_pb2.SparseLaw(ids=ids, weights=weights or [float(i + 1) for i in range(len(ids))])
+
+
+def test_laws_ranks_and_sources_survive_the_wire():
+    one, two = SparseLaw((1, 4), (0.25, 3.0)), SparseLaw((2,), (2.0**-100,))
+    for source in Source:
+        made = Proposal(3, (4, 2), (one, two), source)
+        again = proto_convert.proposal(proto_convert.proposal_message(9, made), vocab_size=VOCAB)
+        assert (again, again.source) == (made, source)
+    table = OutcomeTable(3, (1,), 2, (Branch(0, 5, (1, 2), (one, two), rank=2), Branch(1, 8, (3,))))
+    again = proto_convert.outcome_table(proto_convert.outcome_table_message(9, table), vocab_size=VOCAB)
+    assert again == table
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        types_pb2.SparseLaw(),
+        wire_law(1, 3),  # without the token
+        wire_law(3, 2),  # not ascending
+        wire_law(2, 2),
+        wire_law(2, weights=(0.0,)),
+        wire_law(2, weights=(-1.0,)),
+        wire_law(2, weights=(float("nan"),)),
+        wire_law(2, weights=(float("inf"),)),
+        wire_law(2, weights=(1.0, 1.0)),
+        wire_law(VOCAB),
+    ],
+)
+def test_a_token_with_a_bad_law_and_all_behind_it_are_left_out(bad):
+    laws = [wire_law(1, 7), bad, wire_law(3)]
+    made = proto_convert.proposal(types_pb2.Proposal(base_len=3, ids=[1, 2, 3], laws=laws), vocab_size=VOCAB)
+    assert made == Proposal(3, (1,), (SparseLaw((1, 7), (1.0, 2.0)),))
+    message = types_pb2.OutcomeTable(base_len=3)
+    message.branches.add(accepted=0, id=5, ids=[1, 2, 3], laws=laws)
+    (branch,) = proto_convert.outcome_table(message, vocab_size=VOCAB).branches
+    assert branch == Branch(0, 5, made.ids, made.laws)
+
+
+def test_tokens_beyond_the_last_law_are_left_out_and_laws_beyond_the_last_token_too():
+    message = types_pb2.Proposal(ids=[1, 2], laws=[wire_law(1)])
+    assert proto_convert.proposal(message, vocab_size=VOCAB).ids == (1,)
+    message = types_pb2.Proposal(ids=[1], laws=[wire_law(1), wire_law(2)])
+    assert len(proto_convert.proposal(message, vocab_size=VOCAB).laws) == 1
+
+
+def test_a_law_loses_the_ids_that_the_model_does_not_know():
+    message = types_pb2.Proposal(ids=[1], laws=[wire_law(1, 4, VOCAB, VOCAB + 7)])
+    (law,) = proto_convert.proposal(message, vocab_size=VOCAB).laws
+    assert law == SparseLaw((1, 4), (1.0, 2.0))

@@ -10,13 +10,15 @@ import torch
 from protos.ssd.v1 import target_pb2, types_pb2
 from ssd.config import EngineConfig, TargetConfig
 from ssd.models.config import ModelConfig
-from ssd.proto_convert import sampling_params, stop_rules
+from ssd.proto_convert import proposal_message, sampling_params, stop_rules
 from ssd.runtime.blocks import BlockPool
 from ssd.speculation.finish import FinishReason, cut
+from ssd.speculation.law import SparseLaw
+from ssd.speculation.proposal import Proposal
 from ssd.speculation.sampling import Draw, TokenHistory, draw, row_after
 from target_service.engine import TargetEngine
 
-AR, SD, SSD = types_pb2.MODE_AR, types_pb2.MODE_SD, types_pb2.MODE_SSD
+AR, SD, SSD, AUTO = types_pb2.MODE_AR, types_pb2.MODE_SD, types_pb2.MODE_SSD, types_pb2.MODE_AUTO
 VOCAB = 24
 EOS = 23
 MAX_POSITION = 256
@@ -76,6 +78,8 @@ def opening(
     prompt_len: int | None = None,
     logprobs: int = -1,
     sampling: dict | None = None,
+    rejection: bool = False,
+    fallback: int = types_pb2.FALLBACK_UNSPECIFIED,
     **limits,
 ) -> target_pb2.TargetOpen:
     """A TargetOpen; greedy, 12 tokens and no EOS unless told otherwise."""
@@ -89,6 +93,8 @@ def opening(
         mode=mode,
         k=k,
         drafting=drafting,
+        verification=types_pb2.VERIFICATION_REJECTION if rejection else types_pb2.VERIFICATION_COUPLED,
+        fallback=fallback,
     )
 
 
@@ -141,6 +147,7 @@ class Rig:
         self.outcomes: dict[int, list[target_pb2.StepOutcome]] = {}
         self.refused: dict[int, types_pb2.Refused] = {}
         self.closed: list[int] = []
+        self.timings: list[target_pb2.StepTiming] = []
 
     def send(self, stream: int = STREAM, **fields) -> None:
         """Hand a request with these fields to the engine."""
@@ -149,12 +156,13 @@ class Rig:
     def open(self, *messages: target_pb2.TargetOpen, stream: int = STREAM) -> None:
         self.send(stream, opens=messages)
 
-    def propose(self, sequence: int, base_len: int, ids: Sequence[int]) -> None:
-        self.send(proposals=[types_pb2.Proposal(sequence=sequence, base_len=base_len, ids=ids)])
+    def propose(self, sequence: int, base_len: int, ids: Sequence[int], laws: Sequence[SparseLaw] = ()) -> None:
+        made = Proposal(base_len, tuple(ids), tuple(laws))
+        self.send(proposals=[proposal_message(sequence, made)])
 
     def table(self, sequence: int, base_len: int, proposal: Sequence[int], *branches: tuple) -> None:
-        """branches: (accepted, id, ids)."""
-        made = [types_pb2.Branch(accepted=k, id=token, ids=ids) for k, token, ids in branches]
+        """branches: (accepted, id, ids[, rank])."""
+        made = [types_pb2.Branch(accepted=k, id=token, ids=ids, rank=sum(rank)) for k, token, ids, *rank in branches]
         self.send(
             tables=[types_pb2.OutcomeTable(sequence=sequence, base_len=base_len, proposal=proposal, branches=made)]
         )
@@ -162,10 +170,16 @@ class Rig:
     def step(self, seconds: float = 0.0) -> list[target_pb2.StepOutcome]:
         """One step, `seconds` later; its outcomes."""
         self.now += seconds
-        steps = len(self.runner.steps)
-        responses = self.engine.step(self.now)
+        self.engine.begin(self.now)
+        return self.finish()
+
+    def finish(self, seconds: float = 0.0) -> list[target_pb2.StepOutcome]:
+        """The end of a step that has begun, `seconds` later; its outcomes."""
+        self.now += seconds
+        responses = self.engine.finish(self.now)
+        self.timings += [response.timing for response in responses.values() if response.HasField("timing")]
         self.pool.check(sequence.table for sequence in self.engine.roster.live.values())
-        for rows in self.runner.steps[steps:]:
+        for rows in self.runner.steps[-1:]:
             assert sum(tokens for _, tokens, _ in rows) <= self.budget
         outcomes = []
         for response in responses.values():

@@ -4,10 +4,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protos.ssd.v1 import types_pb2
-from tests.target_service.rig import AR, SD, SSD, VOCAB, Rig, opening, plain
+from tests.target_service.rig import AR, AUTO, SD, SSD, VOCAB, Rig, opening, plain
 
 TOKENS = st.integers(0, VOCAB - 1)
 IDS = st.lists(TOKENS, max_size=6)
+FALLBACKS = st.sampled_from(types_pb2.Fallback.values())
 SAMPLING = st.fixed_dictionaries(
     {"temperature": st.sampled_from([0.0, 0.5, 1.0]), "seed": st.integers(0, 3)},
     optional={
@@ -27,7 +28,9 @@ def openings(draw, number: int):
     return opening(
         number,
         prompt,
-        mode=draw(st.sampled_from([AR, SD, SSD])),
+        mode=draw(st.sampled_from([AR, SD, SSD, AUTO])),
+        fallback=draw(FALLBACKS),
+        rejection=draw(st.integers(0, 3)) == 0,
         k=draw(st.integers(1, 8)),
         drafting=draw(st.booleans()),
         logprobs=draw(st.sampled_from([-1, 2])),
@@ -48,7 +51,10 @@ def guess(data, rig: Rig, number: int, prompt: list[int], truth: list[int]) -> N
         coming[data.draw(st.integers(0, len(coming) - 1))] = data.draw(st.integers(0, VOCAB + 2))
     kind = data.draw(st.sampled_from(["proposal", "table", "drafting", "close of another"]))
     if kind == "proposal":
-        rig.propose(number, len(prompt) + base, coming)
+        made = types_pb2.Proposal(sequence=number, base_len=len(prompt) + base, ids=coming)
+        if data.draw(st.booleans()):
+            made.laws.extend(types_pb2.SparseLaw(ids=[5, 9, 14], weights=[0.5, 1.0, 2.0]) for _ in coming)
+        rig.send(proposals=[made])
     elif kind == "table":
         in_flight = coming[: data.draw(st.integers(0, 4))]
         true_branch = (len(in_flight), *coming[len(in_flight) :][:1], coming[len(in_flight) + 1 :])
@@ -56,7 +62,8 @@ def guess(data, rig: Rig, number: int, prompt: list[int], truth: list[int]) -> N
         branches.append((data.draw(st.integers(0, 5)), data.draw(TOKENS), data.draw(IDS)))
         rig.table(number, len(prompt) + base, in_flight, *branches)
     elif kind == "drafting":
-        rig.send(drafting=[{"sequence": number, "drafting": data.draw(st.booleans())}])
+        change = {"sequence": number, "drafting": data.draw(st.booleans()), "fallback": data.draw(FALLBACKS)}
+        rig.send(drafting=[change])
     else:
         rig.send(closes=[number + 100])
 
@@ -91,6 +98,8 @@ def test_any_schedule_gives_the_plain_ids(data):
     assert len(rig.engine.replica) == 0 and not rig.engine.roster.live
     for number, (drawn, reason) in wanted.items():
         ids = rig.ids(number)
+        if messages[number].verification == types_pb2.VERIFICATION_REJECTION and messages[number].sampling.temperature:
+            continue  # its ids depend on what was proposed
         assert ids == truths[number][: len(ids)]
         if rig.outcomes.get(number) and rig.last(number).finish:
             assert len(ids) == len(drawn)

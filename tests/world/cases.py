@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from protos.ssd.v1 import types_pb2
-from router.plan import Plan
+from router.plan import Plan, uniform
 from tests import toy
 from tests.world.build import UNRELATED
 from tests.world.network import Chaos
@@ -27,7 +27,7 @@ class Request:
     fan_out: int
 
     def plan(self, mode: types_pb2.Mode) -> Plan:
-        return Plan(self.prompt, self.sampling, self.limits, self.logprobs, mode, self.k, self.fan_out)
+        return Plan(self.prompt, self.sampling, self.limits, self.logprobs, mode, self.k, uniform(self.fan_out))
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ class DraftPlan(_message.Message):
     def __init__(self, mode: _Optional[_Union[_types_pb2.Mode, str]] = ..., k: _Optional[int] = ..., depth: _Optional[int] = ..., fan_out: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Advance(_message.Message):
-    __slots__ = ("sequence", "base_len", "ids", "need_proposal", "next_depth", "plan", "in_flight", "next_source")
+    __slots__ = ("sequence", "base_len", "ids", "need_proposal", "next_depth", "plan", "in_flight", "next_source", "part", "parts")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +107,8 @@ class Advance(_message.Message):
     PLAN_FIELD_NUMBER: _ClassVar[int]
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     NEXT_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     base_len: int
     ids: _containers.RepeatedScalarFieldContainer[int]
@@ -115,7 +117,9 @@ class Advance(_message.Message):
     plan: DraftPlan
     in_flight: _containers.RepeatedScalarFieldContainer[int]
     next_source: _types_pb2.ProposalSource
-    def __init__(self, sequence: _Optional[int] = ..., base_len: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., need_proposal: bool = ..., next_depth: _Optional[int] = ..., plan: _Optional[_Union[DraftPlan, _Mapping]] = ..., in_flight: _Optional[_Iterable[int]] = ..., next_source: _Optional[_Union[_types_pb2.ProposalSource, str]] = ...) -> None: ...
+    part: int
+    parts: int
+    def __init__(self, sequence: _Optional[int] = ..., base_len: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., need_proposal: bool = ..., next_depth: _Optional[int] = ..., plan: _Optional[_Union[DraftPlan, _Mapping]] = ..., in_flight: _Optional[_Iterable[int]] = ..., next_source: _Optional[_Union[_types_pb2.ProposalSource, str]] = ..., part: _Optional[int] = ..., parts: _Optional[int] = ...) -> None: ...
 
 class Resync(_message.Message):
     __slots__ = ("sequence", "ids", "need_proposal")

@@ -107,6 +107,48 @@ def test_every_option_reaches_the_request(router: FakeRouter) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (
+            "--mode auto --budget 12 --drafts 2 --fallback ngram",
+            {
+                "mode": types_pb2.MODE_AUTO,
+                "fan_out_rule": types_pb2.FanOut(rule=types_pb2.FAN_OUT_RULE_MEASURED, budget=12),
+                "drafts": 2,
+                "fallback": types_pb2.FALLBACK_NGRAM,
+            },
+        ),
+        (
+            "--verification rejection --saguaro-c 0.5 --fan-out-rule geometric --budget 9",
+            {
+                "verification": types_pb2.VERIFICATION_REJECTION,
+                "saguaro_c": 0.5,
+                "fan_out_rule": types_pb2.FanOut(rule=types_pb2.FAN_OUT_RULE_GEOMETRIC, budget=9),
+            },
+        ),
+        (
+            "--fan-out-rule uniform --fan-out 4",
+            {"fan_out_rule": types_pb2.FanOut(rule=types_pb2.FAN_OUT_RULE_UNIFORM, fan_out=4)},
+        ),
+    ],
+)
+def test_speculation_is_spoken_of_as_the_server_knows_it(
+    router: FakeRouter, options: str, expected: dict[str, object]
+) -> None:
+    assert ask(router, *options.split())[0] == 0
+    assert router.requests[0].speculation == inference_pb2.SpeculationParameters(**expected)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "option", ["--mode=fast", "--verification=hope", "--fallback=panic", "--fan-out-rule=explicit"]
+)
+def test_a_word_that_no_server_knows_is_refused_here(router: FakeRouter, option: str) -> None:
+    _, _, error = ask(router, option)
+    assert option.removeprefix("--").partition("=")[0].replace("-", "_") in str(error)
+    assert not router.requests
+
+
 def test_options_not_given_are_absent(router: FakeRouter) -> None:
     ask(router)
     request = router.requests[0]

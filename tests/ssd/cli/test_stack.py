@@ -30,11 +30,21 @@ def test_the_services_know_each_other() -> None:
 
 
 def test_without_a_draft_there_are_two_services(tmp_path: Path) -> None:
-    stack = stacks.build(StackOptions(port=0, draft=False))
+    stack = stacks.build(StackOptions(port=0, drafts=0))
     assert stack.router.drafts == ()
     assert [s.name for s in stacks.specs(stack, tmp_path / "config.toml")] == ["target", "router"]
     stacks.write(stack, tmp_path / "config.toml")
     assert config.load(RouterConfig, "router", file=tmp_path / "config.toml", environment={}) == stack.router
+
+
+def test_several_drafts_share_a_table_of_settings_and_have_addresses_of_their_own(tmp_path: Path) -> None:
+    stack = stacks.build(StackOptions(port=0, drafts=3))
+    specs = stacks.specs(stack, tmp_path / "config.toml")
+    assert [spec.name for spec in specs] == ["target", "draft", "draft2", "draft3", "router"]
+    assert tuple(spec.address for spec in specs[1:4]) == stack.router.drafts
+    assert len({spec.address for spec in specs}) == 5
+    assert all(spec.command[-2:] == ("--listen", spec.address) for spec in specs[1:4])
+    assert stack.router.drafts_per_sequence == 3
 
 
 def test_threads_are_shared_between_target_and_draft(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,6 +52,9 @@ def test_threads_are_shared_between_target_and_draft(monkeypatch: pytest.MonkeyP
     assert stacks.build(StackOptions(port=0)).target.engine.threads == 1
     monkeypatch.setattr(stacks, "cores", lambda: 16)
     assert stacks.build(StackOptions(port=0)).target.engine.threads == 8
+    shared = stacks.build(StackOptions(port=0, drafts=2))
+    assert shared.draft is not None
+    assert (shared.target.engine.threads, shared.draft.engine.threads) == (8, 4)
     assert stacks.build(StackOptions(port=0, threads=3)).target.engine.threads == 3
 
 

@@ -19,6 +19,7 @@ class Echo:
         self.closed: list[int] = []
         self.wakes: list[float] = []
         self.seen_in_time: list[str] = []
+        self.times: list[float] = []
         self.in_step = threading.Event()
         self.go_on = threading.Event()
         self.go_on.set()
@@ -30,10 +31,12 @@ class Echo:
         self.closed.append(stream)
 
     def begin(self, now):
+        self.times.append(now)
         self.in_step.set()
         assert self.go_on.wait(LIMIT_S)
 
-    def finish(self):
+    def finish(self, now=None):
+        self.times.append(now)
         answers: dict[int, list[str]] = {}
         for stream, request in self.pending:
             if request == "die":
@@ -90,6 +93,16 @@ async def test_what_comes_during_a_step_is_there_at_its_end(running):
     engine.go_on.set()
     assert await _get(outbox) == ["woke"]
     assert engine.seen_in_time == ["wakes the engine", "late"]
+
+
+async def test_an_engine_is_told_when_its_steps_begin_and_end(running):
+    engine, loop, _ = running
+    stream, outbox = loop.attach()
+    for word in "ab":
+        loop.submit(stream, word)
+        await _get(outbox)
+    assert len(engine.times) >= 4
+    assert engine.times == sorted(engine.times)
 
 
 async def test_streams_do_not_see_each_others_answers(running):

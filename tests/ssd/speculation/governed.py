@@ -97,7 +97,8 @@ class World:
         # Nobody waits for what a few rows do on trial.
         drafting = sum(decision.mode is Mode.SSD for decision in chosen.values())
         self.seconds += wait if 2 * len(asking) >= rows else 0.0
-        self.seconds += max(verify, table) if 2 * drafting >= rows else verify
+        late = max(0.5 * (verify + table), table - self.round_trip)
+        self.seconds += max(verify, late) if 2 * drafting >= rows else verify
         for row, decision in chosen.items():
             self.finish(row, decision, *self.in_flight.get(row, (0, False)))
 

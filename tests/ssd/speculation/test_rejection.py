@@ -96,7 +96,7 @@ def reject_by_reference(logits: torch.Tensor, rows: list[DrawRow], block: Block)
     raise AssertionError("the last row always ends a block")
 
 
-@settings(deadline=None, max_examples=250)
+@settings(deadline=None, max_examples=150)
 @given(cases=st.lists(verifications(), min_size=1, max_size=4))
 def test_verdicts_equal_the_reference_and_do_not_depend_on_company(cases):
     logits = torch.cat([logits for logits, _, _ in cases])

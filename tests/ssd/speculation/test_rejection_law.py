@@ -163,6 +163,8 @@ class Run:
                 ids, weights = packed([self.q[j]])
                 left = residual(self.p[j : j + 1], ids, weights)[0]
                 check(self.last[refused], left / left.sum())
+        if cell.kind != "none" and cell.refused < K:
+            assert int((self.accepted == cell.refused).sum()) >= 0.2 * len(self.accepted)
         certain = self.accepted >= (0 if cell.kind == "none" else cell.refused)
         assert int(certain.sum()) >= 0.999 * len(certain)
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssd.speculation.branching import candidates_needed, plan_branches
 from ssd.speculation.fan_out import BudgetUniform, UniformFanOut
 from ssd.speculation.params import Draw
 from ssd.speculation.verify import verify
@@ -61,32 +60,6 @@ def test_a_budget_is_spent_in_full_and_evenly(budget, depth):
 def test_negative_fan_out_is_refused(make):
     with pytest.raises(ValueError, match="negative"):
         make()
-
-
-def test_branches_leave_out_the_token_that_would_have_been_accepted():
-    candidates = [[5, 1, 2], [8, 6, 3], [7, 4, 9]]
-    assert plan_branches(candidates, (5, 6), (2, 2, 2)) == [(0, 1), (0, 2), (1, 8), (1, 3), (2, 7), (2, 4)]
-    assert plan_branches(candidates, (5, 6), (0, 1, 0)) == [(1, 8)]
-
-
-def test_the_first_round_anticipates_first_tokens():
-    assert plan_branches([[4, 2, 9]], (), (3,)) == [(0, 4), (0, 2), (0, 9)]
-
-
-def test_wrong_numbers_of_lists_are_refused():
-    with pytest.raises(ValueError, match="2 tokens needs 3"):
-        plan_branches([[1]], (5, 6), (1,))
-
-
-@given(data=st.data(), depth=st.integers(0, 5))
-def test_enough_candidates_always_fill_the_allocation(data, depth):
-    allocation = data.draw(st.lists(st.integers(0, 5), min_size=depth + 1, max_size=depth + 1))
-    need = candidates_needed(allocation)
-    candidates = [data.draw(st.permutations(range(10)))[:need] for _ in range(depth + 1)]
-    proposal = data.draw(st.lists(st.integers(0, 9), min_size=depth, max_size=depth))
-    branches = plan_branches(candidates, proposal, allocation)
-    assert len(branches) == len(set(branches)) == sum(allocation)
-    assert all(k == depth or token != proposal[k] for k, token in branches)
 
 
 def test_the_parts_that_the_router_uses_do_not_import_torch():

@@ -1,0 +1,1 @@
+"""Benchmarks: programs that print a table and write JSON. Nothing here is needed to serve."""

@@ -1,0 +1,193 @@
+"""Mode AUTO at the coordinator: scripted step times and outcomes in, decisions out."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from protos.ssd.v1 import draft_pb2, target_pb2, types_pb2
+from router.coordinator import Coordinator
+from router.governing import REVIEWS_SAVED
+from tests.router.coordination import outcome, plan, said
+
+AR, SD, SSD, AUTO = types_pb2.MODE_AR, types_pb2.MODE_SD, types_pb2.MODE_SSD, types_pb2.MODE_AUTO
+TABLE = types_pb2.PROPOSAL_SOURCE_TABLE
+VERIFY_MS = 20.0
+
+
+@dataclass
+class Script:
+    """One target and one draft; `draft_ms` is what a forward pass of the draft takes now."""
+
+    draft_ms: float = 2.0
+    rows: int = 1
+    coordinator: Coordinator = field(default_factory=Coordinator)
+    plans: dict[int, draft_pb2.DraftPlan] = field(default_factory=dict)
+    drafting: dict[int, target_pb2.SetDrafting] = field(default_factory=dict)
+    advances: int = 0
+    told: int = 0  # advances with a plan
+
+    def __post_init__(self):
+        self.coordinator.target_ready("T", 16)
+        self.coordinator.draft_ready("D", 16)
+        for sequence in range(1, self.rows + 1):
+            self.coordinator.open(sequence, plan(AUTO, max_tokens=100_000, k=6, max_budget=24))
+        self.coordinator.flush()
+
+    def round(self):
+        """One step of the target, and what the draft does beside it if it has been told to do anything."""
+        outcomes = []
+        for sequence in range(1, self.rows + 1):
+            mode = self.plans[sequence].mode if sequence in self.plans else SSD
+            base_len = self.coordinator.of(sequence).length
+            if mode == AR:
+                outcomes.append(outcome(base_len, [5], sequence=sequence))
+            else:
+                hit = mode == SSD
+                fields = {"hit": hit, "hit_rank": int(hit), "next_depth": 4 * hit, "next_source": TABLE * hit}
+                ids = [5, 5, 5, 6]
+                outcomes.append(
+                    outcome(base_len, ids, sequence=sequence, proposed=4, accepted=3, source=TABLE, **fields)
+                )
+                timing = draft_pb2.DraftTiming(rows=1, tokens=8, step_ms=self.draft_ms)
+                for _ in range(4):
+                    self.coordinator.on_draft("D", draft_pb2.DraftServiceServeResponse(timing=timing))
+        response = said(*outcomes)
+        response.timing.rows, response.timing.tokens, response.timing.step_ms = self.rows, 5 * self.rows, VERIFY_MS
+        self.coordinator.on_target("T", response)
+        for peer, message in self.coordinator.flush().items():
+            if peer == "T":
+                self.drafting |= {change.sequence: change for change in message.drafting}
+                continue
+            for advance in message.advances:
+                self.advances += 1
+                if advance.HasField("plan"):
+                    self.told += 1
+                    self.plans[advance.sequence] = advance.plan
+
+    def run(self, rounds):
+        for _ in range(rounds):
+            self.round()
+
+    def modes(self, rounds):
+        """How often each mode was in force."""
+        found = []
+        for _ in range(rounds):
+            self.round()
+            found.append(self.plans[1].mode)
+        return {mode: found.count(mode) / rounds for mode in set(found)}
+
+
+def test_a_fast_draft_is_used_and_the_plan_is_said_once():
+    script = Script()
+    script.run(60)
+    chosen = script.plans[1]
+    assert chosen.mode == SSD
+    assert (len(chosen.fan_out), len(chosen.fan_out) <= 7) == (chosen.depth + 1, True)
+    assert 1 <= sum(chosen.fan_out) <= 24
+    assert script.drafting[1].drafting
+    told = script.told
+    script.run(100)
+    assert script.advances == 160
+    assert script.told - told <= 3, "a plan is only sent when it has changed"
+
+
+def test_auto_turns_to_plain_decoding_when_the_draft_is_far_too_slow_and_comes_back():
+    script = Script()
+    script.run(60)
+    assert script.plans[1].mode == SSD
+    script.draft_ms = 25.0
+    script.run(100)
+    assert script.modes(100).get(AR, 0) > 0.8
+    assert not script.drafting[1].drafting or script.plans[1].mode != AR
+    script.draft_ms = 2.0
+    script.run(1500)
+    assert script.modes(100).get(SSD, 0) > 0.9
+    assert script.drafting[1].drafting
+
+
+def test_plain_decoding_asks_no_draft_for_anything():
+    script = Script(draft_ms=500.0)
+    script.run(150)
+    while script.plans[1].mode != AR:
+        script.round()
+    state = script.coordinator.of(1)
+    assert (state.need_proposal, state.anticipates, state.draftable) == (False, False, False)
+    assert script.drafting[1] == target_pb2.SetDrafting(sequence=1, drafting=False, fallback=types_pb2.FALLBACK_NONE)
+
+
+def test_a_decision_explains_itself_and_is_counted():
+    script = Script()
+    script.run(60)
+    governing = script.coordinator.governing
+    decision = governing.decision(1)
+    assert (decision.mode, decision.k, decision.depth) == (SSD, script.plans[1].k, script.plans[1].depth)
+    assert list(decision.fan_out) == list(script.plans[1].fan_out)
+    assert set(decision.predicted_tokens_per_s) == {"ar", "sd", "ssd"}
+    assert decision.predicted_tokens_per_s["ar"] == pytest.approx(1000 / VERIFY_MS, rel=0.3)
+    assert decision.reason.startswith("ssd")
+    assert decision.t_primary > 0
+    statistics = governing.statistics(script.coordinator.of(1))
+    assert statistics.acceptance == pytest.approx(0.75, abs=0.1)
+    assert statistics.observations > 50
+    assert list(statistics.coverage) == sorted(statistics.coverage)
+    assert sum(governing.rounds.values()) == 60
+    assert sum(governing.decisions.values()) >= 1
+    assert governing.decision(99) is None
+
+
+def test_the_fallback_of_the_request_bounds_the_governor():
+    coordinator = Coordinator()
+    coordinator.target_ready("T", 16)
+    coordinator.draft_ready("D", 16)
+    coordinator.open(1, plan(AUTO, max_tokens=1000, k=4, fallback=types_pb2.FALLBACK_NONE))
+    assert coordinator.flush()["T"].opens[0].fallback == types_pb2.FALLBACK_NONE
+    coordinator.on_target("T", said(outcome(3, [5])))
+    assert coordinator.governing.decision(1).fallback == types_pb2.FALLBACK_NONE
+    assert not coordinator.flush()["D"].advances[0].need_proposal
+
+
+def test_without_a_draft_auto_decodes_plainly():
+    coordinator = Coordinator()
+    coordinator.target_ready("T", 16)
+    coordinator.open(1, plan(AUTO))
+    assert not coordinator.flush()["T"].opens[0].drafting
+    coordinator.on_target("T", said(outcome(3, [5])))
+    assert coordinator.governing.decision(1).mode == AR
+
+
+def test_many_sequences_take_turns_at_being_looked_at():
+    script = Script(rows=30)
+    script.round()
+    decided = sum(script.coordinator.governing.decision(sequence) is not None for sequence in range(1, 31))
+    assert decided == REVIEWS_SAVED
+    script.run(110)
+    assert all(script.coordinator.governing.decision(sequence) is not None for sequence in range(1, 31))
+
+
+def test_the_way_of_messages_counts():
+    near, far = Script(), Script()
+    for script, seconds in ((near, 0.0), (far, 0.5)):
+        script.coordinator.round_trip("T", seconds)
+        script.coordinator.round_trip("D", seconds)
+        script.run(60)
+    assert near.plans[1].mode == SSD
+    assert far.plans[1].mode == AR
+
+
+def test_nothing_of_an_ended_sequence_is_kept():
+    script = Script()
+    script.run(20)
+    script.coordinator.close(1)
+    assert script.coordinator.governing.decision(1) is None
+    assert script.coordinator.cached_tables == 0
+
+
+@pytest.mark.parametrize("step_ms", [-1.0, 0.0, float("nan"), float("inf")])
+def test_nonsense_of_peers_is_not_learnt_from(step_ms):
+    script = Script()
+    timing = draft_pb2.DraftTiming(rows=1, tokens=8, step_ms=step_ms)
+    script.run(1)
+    before = script.coordinator.governing.draft.observations
+    script.coordinator.on_draft("D", draft_pb2.DraftServiceServeResponse(timing=timing))
+    script.coordinator.on_target("T", said(outcome(7, [5], proposed=1, accepted=9)))
+    assert script.coordinator.governing.draft.observations == before
