@@ -62,10 +62,21 @@ def build_request(prompt: str | Messages, options: GenerateOptions) -> inference
             ),
             speculation=inference_pb2.SpeculationParameters(mode=mode, k=options.k, fan_out=options.fan_out),
         )
+    except UnicodeEncodeError:
+        raise CliError("--stop: is not valid UTF-8", BAD_INPUT) from None
     except ValueError as error:
         raise CliError(f"a number is out of range: {error}", BAD_INPUT) from None
+    _check_text(prompt if isinstance(prompt, str) else "".join(content for _, content in prompt))
     if isinstance(prompt, str):
         request.text = prompt
     else:
         request.chat.messages.extend(inference_pb2.ChatMessage(role=role, content=content) for role, content in prompt)
     return request
+
+
+def _check_text(text: str) -> None:
+    """Bytes that are no UTF-8 come from the command line or a pipe as lone surrogates, which no message can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise CliError("the prompt is not valid UTF-8", BAD_INPUT) from None
