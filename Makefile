@@ -24,6 +24,7 @@ lint: $(VENV)/.dev ## ruff, mypy, buf lint
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/buf lint
+	$(BIN)/python docs/modules.py --check
 
 format: $(VENV)/.dev ## rewrite the sources as `make lint` wants them
 	$(BIN)/ruff check --fix .

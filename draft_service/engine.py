@@ -138,14 +138,15 @@ class DraftEngine:
 
     def handle(self, stream: int, request: draft_pb2.DraftServiceServeRequest) -> None:
         """Take in one message of a stream; never raises for anything a peer can send."""
+        # What ends makes room for what begins.
+        for number in request.closes:
+            self._close(stream, number)
         for opened in request.opens:
             self._open(stream, opened)
         for advance in request.advances:
             self._advance(stream, advance)
         for resync in request.resyncs:
             self._resync(stream, resync)
-        for number in request.closes:
-            self._close(stream, number)
 
     def close_stream(self, stream: int) -> None:
         """Drop everything that was opened on a stream."""

@@ -98,9 +98,9 @@ class Generations:
         checked = validation.check(request, self.config, self.limits)
         kind = request.WhichOneof("input")
         if kind == "text":
-            prompt = await self.tokenization.of_text(request.text)
+            prompt = await self.tokenization.of_text(request.text, self.limits.context)
         elif kind == "chat":
-            prompt = await self.tokenization.of_chat(request.chat)
+            prompt = await self.tokenization.of_chat(request.chat, self.limits.context)
         else:
             prompt = list(request.token_ids.ids)
         return checked, checked.plan(prompt, kind or "input")

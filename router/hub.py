@@ -257,7 +257,8 @@ class Hub:
         others = [other for other in self.targets if other.ready and other is not peer] if peer.role is TARGET else []
         for other in others:
             if other.welcome is not None and _weights(other.welcome.model) != _weights(model):
-                return f"target {peer.address} serves another model than {other.address}: {model.source}"
+                what = f"{model.source} in {model.dtype}"
+                return f"target {peer.address} serves another model or dtype than {other.address}: {what}"
         return None
 
     def _take_limits(self, newcomer: types_pb2.Welcome) -> None:
@@ -269,8 +270,9 @@ class Hub:
         )
 
 
-def _weights(model: types_pb2.ModelInfo) -> tuple[str, int, int]:
-    return model.architecture, model.parameters, model.vocab_size
+def _weights(model: types_pb2.ModelInfo) -> tuple[str, int, int, str, bool]:
+    """What must be equal for one target to go on with another's stream: the arithmetic as well."""
+    return model.architecture, model.parameters, model.vocab_size, model.dtype, model.deterministic
 
 
 def _context(welcome: types_pb2.Welcome) -> int:

@@ -57,9 +57,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             validation.check_model(request.model, core.name)
             match request.WhichOneof("input"):
                 case "text":
-                    response.ids.extend(await core.tokenization.of_text(request.text))
+                    response.ids.extend(await core.tokenization.of_text(request.text, core.limits.context))
                 case "chat":
-                    response.ids.extend(await core.tokenization.of_chat(request.chat))
+                    response.ids.extend(await core.tokenization.of_chat(request.chat, core.limits.context))
                 case _:
                     raise invalid("input", "one of text and chat is needed")
         return response

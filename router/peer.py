@@ -125,6 +125,7 @@ class Peer:
             await asyncio.wait({task})
             raise
         was_ready = self.ready
+        self.load = types_pb2.EngineLoad()
         if self.state != admin_pb2.PEER_STATE_INCOMPATIBLE:
             self.state = admin_pb2.PEER_STATE_LOST if was_ready else self.state
             self.detail = _reason(task)

@@ -60,14 +60,15 @@ class Tokenization:
         self.tokenizer = tokenizer
         self._template = template
 
-    async def of_text(self, text: str) -> list[int]:
-        """Ids of a text, with the model's own leading special tokens. Raises ApiError for an empty one."""
+    async def of_text(self, text: str, most: int | None = None) -> list[int]:
+        """Ids of a text, with the model's own leading special tokens. Raises ApiError for an empty one, and for
+        one that must have more than `most` tokens."""
         if not text:
             raise invalid("text", "must not be empty")
-        return await self._encode(text, special_tokens=True)
+        return await self._encode(text, special_tokens=True, most=most, field="text")
 
-    async def of_chat(self, chat: inference_pb2.ChatInput) -> list[int]:
-        """Ids of a conversation; the template writes the special tokens."""
+    async def of_chat(self, chat: inference_pb2.ChatInput, most: int | None = None) -> list[int]:
+        """Ids of a conversation; the template writes the special tokens. `most` as in `of_text`."""
         if not chat.messages:
             raise invalid("chat.messages", "must hold at least one message")
         for index, message in enumerate(chat.messages):
@@ -77,9 +78,12 @@ class Tokenization:
             message_ = "the model has no chat template; send text or token_ids"
             raise ApiError(grpc.StatusCode.UNIMPLEMENTED, f"chat: {message_}")
         text = self._template.render([{"role": m.role, "content": m.content} for m in chat.messages])
-        return await self._encode(text, special_tokens=False)
+        return await self._encode(text, special_tokens=False, most=most, field="chat")
 
-    async def _encode(self, text: str, *, special_tokens: bool) -> list[int]:
+    async def _encode(self, text: str, *, special_tokens: bool, most: int | None, field: str) -> list[int]:
+        # A text that cannot fit is refused before anybody spends seconds on it.
+        if most is not None and len(text) > most * self.tokenizer.longest_token:
+            raise invalid(field, f"has {len(text)} characters; no text of more than {most} tokens is taken")
         if len(text) <= _INLINE_CHARACTERS:
             return self.tokenizer.encode(text, special_tokens=special_tokens)
         return await asyncio.to_thread(self.tokenizer.encode, text, special_tokens=special_tokens)

@@ -24,6 +24,7 @@ FALLBACKS = ("auto", "jit", "ngram", "none")
 FAN_OUT_RULES = ("uniform", "geometric", "measured")  # of a server; explicit lists are for requests
 MAX_DRAFTS = 4  # of one sequence
 SWITCH = ("auto", "on", "off")
+SECTIONS = ("target", "draft", "router")
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,11 @@ def load(
     """
     values: dict[str, Any] = {}
     if file is not None:
-        values = _table(_read_toml(file).get(section, {}), section)
+        tables = _read_toml(file)
+        for name in tables:
+            if name not in SECTIONS:
+                raise FieldError(name, f"no such table in {file}; there are {', '.join(SECTIONS)}")
+        values = _table(tables.get(section, {}), section)
     _merge(
         values, _from_environment(kind, f"SSD_{section.upper()}_", os.environ if environment is None else environment)
     )
@@ -196,6 +201,8 @@ def _read_toml(file: Path) -> dict[str, Any]:
         return tomllib.loads(file.read_text())
     except FileNotFoundError:
         raise FieldError("config", f"no such file: {file}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise FieldError("config", f"{file} cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise FieldError("config", f"{file}: {error}") from None
 

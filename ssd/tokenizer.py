@@ -30,7 +30,8 @@ class Tokenizer:
 
     def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
         """Ids of `text`. special_tokens: add those that the model puts around a text (its BOS)."""
-        return self.backend.encode(text, add_special_tokens=special_tokens).ids
+        # As a batch of one: `encode` holds the interpreter's lock from beginning to end, `encode_batch` lets it go.
+        return self.backend.encode_batch([text], add_special_tokens=special_tokens)[0].ids
 
     def decode(self, ids: Sequence[int], *, special_tokens: bool = False) -> str:
         """Text of `ids`; ids that the tokenizer does not know (padding of the embedding) have no text."""
@@ -48,6 +49,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Highest id + 1, added tokens included. The model's embedding may be padded beyond it."""
         return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token: a text longer than n times this has more than n tokens."""
+        return max(map(len, self.backend.get_vocab(with_added_tokens=True)), default=1)
 
     @cached_property
     def special_ids(self) -> frozenset[int]:

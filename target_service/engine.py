@@ -96,6 +96,12 @@ class TargetEngine:
 
     def handle(self, stream: int, request: target_pb2.TargetServiceServeRequest) -> None:
         """Take in one message of a stream."""
+        # What ends makes room for what begins.
+        for number in request.closes:
+            if closing := self.roster.get(stream, number):
+                self._end(closing)
+            else:
+                self.roster.end(stream, number)
         for message in request.opens:
             self._open(stream, message)
         for table in request.tables:
@@ -108,11 +114,6 @@ class TargetEngine:
         for change in request.drafting:
             if sequence := self._speculating(stream, change.sequence):
                 sequence.set_drafting(change.drafting, change.fallback)
-        for number in request.closes:
-            if closing := self.roster.get(stream, number):
-                self._end(closing)
-            else:
-                self.roster.end(stream, number)
 
     def close_stream(self, stream: int) -> None:
         """The peer is gone: end all of its sequences."""

@@ -66,8 +66,11 @@ def build_request(prompt: str | Messages, options: GenerateOptions) -> inference
             ),
             speculation=_speculation(options),
         )
+    except UnicodeEncodeError:
+        raise CliError("--stop: is not valid UTF-8", BAD_INPUT) from None
     except ValueError as error:
         raise CliError(f"a number is out of range: {error}", BAD_INPUT) from None
+    _check_text(prompt if isinstance(prompt, str) else "".join(content for _, content in prompt))
     if isinstance(prompt, str):
         request.text = prompt
     else:
@@ -102,3 +105,11 @@ def _choice(name: str, given: str | None, allowed: Sequence[str], kind: Any) -> 
         raise FieldError(name, f"is {given!r}, must be one of {', '.join(allowed)}")
     prefix = kind.Name(0).removesuffix("UNSPECIFIED")
     return kind.Value(f"{prefix}{given.upper()}")
+
+
+def _check_text(text: str) -> None:
+    """Bytes that are no UTF-8 come from the command line or a pipe as lone surrogates, which no message can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise CliError("the prompt is not valid UTF-8", BAD_INPUT) from None

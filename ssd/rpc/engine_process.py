@@ -33,14 +33,16 @@ class LoadProgress:
     def __init__(self) -> None:
         self._cancelled = threading.Event()
         self._reported = time.monotonic()
+        self._finished = False
 
     def __call__(self, done: int, total: int) -> None:
         """`done` of `total` bytes are there. Raises LoadingCancelled after cancel()."""
         if self._cancelled.is_set():
             raise LoadingCancelled
         now = time.monotonic()
-        if now - self._reported >= _REPORT_EVERY_S or done == total:
-            self._reported = now
+        finished = done >= total and not self._finished
+        if now - self._reported >= _REPORT_EVERY_S or finished:
+            self._reported, self._finished = now, done >= total
             log.info("loading", percent=100 * done // max(1, total), megabytes=round(total / 1e6))
 
     def cancel(self) -> None:

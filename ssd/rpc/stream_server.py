@@ -25,6 +25,10 @@ class ServeRequest(Protocol):
 
     def HasField(self, name: str) -> bool: ...  # noqa: N802 - protobuf's name
 
+    def ClearField(self, name: str) -> None: ...  # noqa: N802
+
+    def ByteSize(self) -> int: ...  # noqa: N802
+
 
 In = TypeVar("In", bound=ServeRequest)
 Out = TypeVar("Out")
@@ -40,10 +44,14 @@ class StreamServer(Generic[In, Out]):
 
     async def serve(self, requests: AsyncIterator[In], context: grpc.aio.ServicerContext) -> AsyncIterator[Out]:
         """Answer one stream until the peer leaves; then everything it opened is closed."""
-        caller = await self._handshake(requests, context)
+        first = await self._handshake(requests, context)
+        caller = first.hello.caller
         stream, outbox = self.loop.attach()
         log.info("stream opened", caller=caller, stream=stream)
         outbox.put(self.envelope(welcome=self.welcome))
+        first.ClearField("hello")
+        if first.ByteSize():
+            self.loop.submit(stream, first)
         reader = asyncio.create_task(self._read(stream, requests, outbox))
         try:
             while True:
@@ -58,7 +66,7 @@ class StreamServer(Generic[In, Out]):
             self.loop.detach(stream)
             log.info("stream closed", caller=caller, stream=stream)
 
-    async def _handshake(self, requests: AsyncIterator[In], context: grpc.aio.ServicerContext) -> str:
+    async def _handshake(self, requests: AsyncIterator[In], context: grpc.aio.ServicerContext) -> In:
         try:
             async with asyncio.timeout(HELLO_WITHIN_S):
                 first = await anext(requests, None)
@@ -66,14 +74,15 @@ class StreamServer(Generic[In, Out]):
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no hello within {HELLO_WITHIN_S:.0f} s")
         if first is None or not first.HasField("hello"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "hello: must be in the first message of the stream")
-        return first.hello.caller
+        return first
 
     async def _read(self, stream: int, requests: AsyncIterator[In], outbox: Outbox[Out]) -> None:
         async for request in requests:
             if request.HasField("ping"):
                 pong = types_pb2.Pong(nonce=request.ping.nonce, load=self.loop.load, busy_ms=self.loop.busy_ms)
                 outbox.put(self.envelope(pong=pong))
-            else:
+                request.ClearField("ping")
+            if request.ByteSize():
                 self.loop.submit(stream, request)
 
 

@@ -1,7 +1,8 @@
 """The governor against every fixed setting, over batch sizes, acceptances, draft speeds and round trips.
 
-What is best among the fixed settings is found by running them: many for a short time, the best of those for longer. All
-runs of a cell meet the same text, and the last ones cover the same stretch of it, so that ratios are steadier than rates.
+What is best among the fixed settings is found by running them: many for a short time, the best of those for longer.
+All runs of a cell meet the same text, and the last ones cover the same stretch of it, so that ratios are steadier than
+rates.
 """
 
 from __future__ import annotations

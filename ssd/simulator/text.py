@@ -1,9 +1,9 @@
 """What a sequence says, and how well the draft guesses it.
 
 With coupled verification the target's text is a function of its seed, and at every position the true token has a place
-in the draft's list of candidates. That rank is all that speculation depends on: a proposal token is accepted where the
-rank is 1, and an outcome is in a table where the rank is within the fan-out. So a process of ranks is the whole of a pair
-of models, and every setting meets the same text.
+in the draft's list of candidates. That rank is all that speculation depends on: a proposal token is accepted where
+the rank is 1, and an outcome is in a table where the rank is within the fan-out. So a process of ranks is the whole of
+a pair of models, and every setting meets the same text.
 """
 
 from __future__ import annotations

@@ -85,6 +85,7 @@ def test_a_killed_draft_changes_nothing_is_reported_and_brings_hits_back(system:
     reading = Reading(system, request(types_pb2.MODE_SSD, TOKENS, "observed"))
     reading.at_least(60)
     assert peers.is_serving(system, DRAFT)
+    peers.eventually(lambda: peers.inspect(system, "observed").hits > 0, "the draft is quick enough for a hit")
     system.supervisor["draft"].process.send_signal(signal.SIGKILL)
     peers.eventually(lambda: draft_is_lost(system), "the router reports the draft lost")
     assert peers.is_serving(system, INFERENCE), "without a draft the router still serves"
