@@ -18,7 +18,7 @@ from ssd.speculation.proposal import Proposal
 # The router has no vocabulary to hold guesses against; the target drops ids that it does not know.
 ANY_ID = 1 << 32
 # Two rounds of four drafts that send each table at two depths.
-_HELD = 16
+_HELD = 48
 # The cache keeps as many, so unpacking more would be for nothing.
 _BASES = 2
 

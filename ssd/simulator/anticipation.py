@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ssd.simulator.text import Text
 from ssd.speculation.outcomes import Branch, OutcomeTable
@@ -17,6 +17,7 @@ class Anticipation:
     limit     tokens to grow behind each outcome
     fan_out   F_0..F_K, () until the root pass has chosen the branches
     depth     tokens grown so far
+    published depth that was sent first, 0 = nothing was sent
     chosen    the outcome is known, and only its branch grows on
     filled    keep branches that cannot come true as well; else they only cost time, and are left out of the tables
     """
@@ -28,6 +29,7 @@ class Anticipation:
     limit: int
     fan_out: tuple[int, ...] = ()
     depth: int = 0
+    published: int = 0
     chosen: bool = False
     filled: bool = False
 
@@ -56,9 +58,11 @@ class Anticipation:
         """Whether the round's true outcome is among the branches."""
         return self._true_branch() is not None
 
-    def known(self, base_len: int) -> tuple[int, ...]:
-        """What has been drafted to follow the first base_len tokens, by the real table's own rule."""
-        return self.table().lookup(self.text.ids(self.base_len, base_len)) or ()
+    def known(self, base_len: int, depth: int | None = None) -> tuple[int, ...]:
+        """What has been drafted to follow the first base_len tokens, or had been when the tree was of `depth`, by the
+        real table's own rule."""
+        tree = self if depth is None else replace(self, depth=depth)
+        return tree.table().lookup(self.text.ids(self.base_len, base_len)) or ()
 
     def _true_branch(self) -> Branch | None:
         if not self.rooted:

@@ -111,11 +111,15 @@ class SimulatedDraft:
     def _answer_from(self, state: _Sequence, tree: Anticipation, said: list[Anticipated | Answer]) -> bool:
         """Give what is known of the outcome, or see to it that its branch grows; False when that is a miss."""
         news = state.news
+        if tree.published:
+            # The target waits, so nothing had reached it; it takes the first that does, and that is on its way.
+            sent = tree.known(news.base_len, tree.published)
+            if sent:
+                self._begin(state, sent, True)
+                return True
         known = tree.known(news.base_len)
         if known and (tree.finished or self.rules.publish != "whole"):
-            # A finished table has been sent already, unless tables are not sent at all.
-            if not (tree.finished and self.rules.push):
-                said.append(Answer(news.sequence, Proposal(news.base_len, known), tree.fan_out, True))
+            said.append(Answer(news.sequence, Proposal(news.base_len, known), tree.fan_out, True))
             self._begin(state, known, True)
             return True
         if tree.rooted and not tree.anticipates():
@@ -206,6 +210,7 @@ class SimulatedDraft:
                 if due:
                     self._owed(state, tree, said)
             elif due and self.rules.push:
+                tree.published = tree.published or tree.depth
                 said.append(Anticipated(state.news.sequence, tree.table(), tree.fan_out))
 
     def _owed(self, state: _Sequence, tree: Anticipation, said: list[Anticipated | Answer]) -> None:

@@ -88,12 +88,12 @@ def scenario_of(cell: Cell, setting: Setting | None, seed: int = 1) -> Scenario:
 
 
 def run_cell(cell: Cell, *, effort: float = 1.0, seed: int = 1) -> CellResult:
-    """Measure one cell. effort: length of the runs."""
+    """Measure one cell from some 300 rounds after its start on. effort: length of the runs."""
     rows = cell.rows
-    begin, length = effort * (4000 + 150 * rows), effort * (6000 + 60 * rows)
+    begin, length = effort * (4000 + 900 * rows), effort * (6000 + 60 * rows)
     system = System(scenario_of(cell, None, seed))
     auto = _rate(system, begin, length)
-    window = (0.1 * begin, 0.15 * length)
+    window = (30.0 * rows, 0.15 * length)
     short = {setting: _measure(cell, setting, window, seed) for setting in coarse_settings(rows)}
     by_mode = {mode: max(rate for setting, rate in short.items() if setting.mode is mode) for mode in Mode}
     for _ in range(2):

@@ -213,17 +213,18 @@ class SimulatedTarget:
         if not row.proposal and decision.mode is Mode.SSD and decision.fallback is Fallback.NGRAM:
             row.proposal = row.text.looked_up(row.base_len, decision.k)
         late = row.expects and row.judged_base != row.round_base
-        if not row.proposal and row.timeouts < GIVE_UP_AFTER:
-            row.waiting = decision.mode is Mode.SD or (
-                decision.mode is Mode.SSD and (late or decision.fallback is Fallback.JIT)
-            )
+        if (row.leftover or not row.proposal) and row.timeouts < GIVE_UP_AFTER:
+            row.waiting = self._just_in_time(row) or (decision.mode is Mode.SSD and late)
         row.expects = decision.mode is Mode.SSD
 
     def _news(self, row: Row, at_once: bool) -> News:
-        decision = row.decision
-        just_in_time = decision.mode is Mode.SD or decision.fallback is Fallback.JIT
-        waiting = row.waiting and (just_in_time or not at_once)
-        return News(row.sequence, row.text, row.base_len, row.proposal, row.after_hit, waiting, decision)
+        waiting = row.waiting and (self._just_in_time(row) or not at_once)
+        in_flight = () if waiting else row.proposal
+        return News(row.sequence, row.text, row.base_len, in_flight, row.after_hit, waiting, row.decision)
+
+    def _just_in_time(self, row: Row) -> bool:
+        """Whether the draft makes a proposal for an outcome that it did not anticipate."""
+        return row.decision.mode is Mode.SD or (not row.proposal and row.decision.fallback is Fallback.JIT)
 
     def _look_up(self, row: Row) -> bool:
         """Take what the cache knows of the row's next tokens."""
@@ -245,9 +246,11 @@ class SimulatedTarget:
             row.judged, row.judged_base = message.fan_out, base
         if base == row.round_base != row.base_len:
             self._learn(row, message.fan_out)
-        if row.waiting and not self._look_up(row) and row.judged_base == row.round_base:
-            # The table is there and does not know the outcome. Only a just-in-time proposal is still worth waiting for.
-            row.waiting = row.decision.mode is Mode.SD or row.decision.fallback is Fallback.JIT
+        if row.waiting:
+            self._look_up(row)
+            judged = row.judged_base == row.round_base
+            # The table is there. Without an answer in it, only a just-in-time proposal is still worth waiting for.
+            row.waiting = (row.leftover or not row.proposal) and (not judged or self._just_in_time(row))
 
     def _answered(self, row: Row, message: Answer) -> None:
         if message.proposal.base_len == row.base_len and message.fan_out:
@@ -255,6 +258,6 @@ class SimulatedTarget:
         if message.proposal.ids:
             self.cache.put_proposal(row.sequence, message.proposal)
         if row.waiting and message.proposal.base_len == row.base_len:
-            if self._look_up(row):
+            if self._look_up(row) and not row.leftover:
                 row.after_hit = message.from_table
             row.waiting, row.deadline = False, None

@@ -259,6 +259,7 @@ class Governor:
         if chosen.setting != state.setting:
             state.decision = self._decision(sequence, chosen, outlook, state.by_mode, chosen)
             state.setting, state.credit = chosen.setting, 0.0
+            state.variants = self._variants(chosen, outlook, state.decision)
             state.trial, state.trial_rounds, state.trial_every = self._trial(
                 chosen, outlook, state.by_mode, load, state.decision
             )

@@ -229,6 +229,10 @@ class Outlook:
         # Short proposals make short steps, in which tables are late again: what half tables lead to has to hold.
         length = hits * halved.length + (1.0 - hits) * miss.length
         late = self._late(setting, halved.length if rows == 1 else length)
+        if late and setting.fallback is Fallback.JIT:
+            # While a just-in-time proposal travels to the target, the draft is already at the table that follows it.
+            late_then = self._late(setting, miss.length, self._load.round_trip)
+            late = hit.hit * late + (1.0 - hit.hit) * late_then
         if late:
             hit = _mixture(hit, halved, late)
             hits = _stationary(hit, miss)
@@ -247,22 +251,17 @@ class Outlook:
         rate = rows * (1.0 + setting.share * (tokens - 1.0)) / seconds
         return Prediction(setting, rate, tokens, seconds, verify, table, hit.hit, hits)
 
-    def _worth_waiting_for(self, setting: Setting, half: int) -> int:
-        """The depth whose time counts where only half of a table is used.
+    def _worth_waiting_for(self, setting: Setting, half: int) -> float:
+        """The depth whose time counts where only half of a table is used: with half a pass that is of no use any more,
+        if the draft is still busy with the whole table when it learns of an outcome."""
+        build = self._table(setting, setting.depth, half) - self._load.round_trip
+        return half + 0.5 * (build > self._verify(setting, half))
 
-        A draft that would need longer for a whole table than the target for a step learns of each outcome in the middle
-        of a pass that is of no use any more. Where that makes even half tables late, all passes are in the way.
-        """
-        verify = self._verify(setting, half)
-        if self._table(setting, setting.depth, half) - self._load.round_trip <= verify:
-            return half
-        return half + 1 if self._table(setting, half + 1, half) <= verify else setting.depth
-
-    def _late(self, setting: Setting, length: float) -> float:
+    def _late(self, setting: Setting, length: float, head_start: float = 0.0) -> float:
         """Share of rounds at whose end only half of a table is there, although all of it was wanted."""
         if setting.depth < _HALVED_FROM:
             return 0.0
-        ratio = self._table(setting, setting.depth, length) / self._verify(setting, length)
+        ratio = (self._table(setting, setting.depth, length) - head_start) / self._verify(setting, length)
         return min(1.0, max(0.0, (ratio - _IN_TIME) / (_LATE - _IN_TIME)))
 
     def _round(self, setting: Setting, depth: float, length: float) -> tuple[float, float, float]:
