@@ -12,10 +12,11 @@ from tests.system.reading import Reading, request
 from tests.system.services import System, Toys, running_system
 from tests.toy import make_toy
 
-ROWS, TOKENS = 8, 480
+ROWS, TOKENS = 8, 240
 # Forward passes of a target and a draft that builds a table of depth 4 within half of the target's step.
-TARGET_S, DRAFT_S = 0.04, 0.004
-ATTEMPTS = 3
+TARGET_S, DRAFT_S = 0.05, 0.004
+ATTEMPTS = 5
+HIT = 0.95  # of a row's rounds, where no table is late
 
 
 @pytest.fixture(scope="module")
@@ -62,28 +63,29 @@ def rate(rows: Sequence[Reading]) -> float:
     return statistics.median(rates)
 
 
+def share_of_speed(undisturbed: Sequence[Reading], mixed: Sequence[Reading]) -> float:
+    """Speed of the rows that hit among others, by that of rows without such company; 0 where a busy machine made rows
+    miss that should not have."""
+    hitting = [row for row in mixed if row.hit_rate > HIT]
+    if min(row.hit_rate for row in undisturbed) <= HIT or len(hitting) < ROWS // 2:
+        return 0.0
+    return rate(hitting) / rate(undisturbed)
+
+
 @pytest.mark.timeout(300)
 def test_rows_that_hit_are_as_fast_beside_rows_that_miss(quick: System, slow: System) -> None:
     shares = []
-    for _ in range(ATTEMPTS):  # a busy machine may disturb one
+    while max(shares, default=0.0) < 0.95:
+        assert len(shares) < ATTEMPTS, f"rows that hit run at {shares} of their speed"
         undisturbed, mixed = run(quick), run(slow)
         assert [row.ids for row in mixed] == [row.ids for row in undisturbed]
-        assert min(row.hit_rate for row in undisturbed) > 0.95, "in this run no row misses"
-        hitting = [row for row in mixed if row.hit_rate > 0.95]
-        others = [row for row in mixed if row.hit_rate <= 0.95]
-        assert len(hitting) == len(others) == ROWS // 2
-        assert max(row.hit_rate for row in others) < 0.6, "the slow draft's tables are late"
-        shares.append(rate(hitting) / rate(undisturbed))
-        if shares[-1] >= 0.95:
-            return
-    pytest.fail(f"rows that hit run at {shares} of their speed")
+        assert sum(row.hit_rate < 0.6 for row in mixed) == ROWS // 2, "the slow draft's tables are late"
+        shares.append(share_of_speed(undisturbed, mixed))
 
 
 @pytest.mark.timeout(300)
 def test_all_streams_finish_with_the_same_ids_when_the_slow_draft_stops(slow: System) -> None:
-    reference = [Reading(slow, request(types_pb2.MODE_AR, TOKENS, seed=seed)) for seed in range(ROWS)]
-    for row in reference:
-        row.end()
+    reference = run(slow)
     rows = [Reading(slow, request(types_pb2.MODE_SSD, TOKENS, seed=seed, drafts=1)) for seed in range(ROWS)]
     for row in rows:
         row.at_least(30)
