@@ -13,7 +13,7 @@ import multiprocessing
 import platform
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -159,9 +159,9 @@ def _plan(ids: list[int], counts: Counts, max_tokens: int, number: int) -> Plan:
     )
 
 
-def settings() -> Iterator[Counts]:
+def settings(temperatures: Sequence[float] = TEMPERATURES) -> Iterator[Counts]:
     """Every row of the table; candidates for the best C are rows of their own."""
-    for temperature in TEMPERATURES:
+    for temperature in temperatures:
         for rule in RULES:
             yield Counts(temperature, "coupled", 1.0, rule)
             for scale in (1.0, *SCALES):
@@ -209,14 +209,14 @@ def _pair_of(job: Job) -> Pair:
     return Pair(pair.target, pair.draft, pair.info, pair.prompts[: job.prompts or None])
 
 
-def measured(job: Job, jobs: int, limit_s: float) -> Iterator[Counts]:
-    """Every setting as it is finished; after limit_s seconds those that have not begun are left out."""
+def measured(job: Job, wanted: Sequence[Counts], jobs: int, limit_s: float) -> Iterator[Counts]:
+    """Every wanted setting as it is finished; after limit_s seconds those that have not begun are left out."""
     if jobs == 1:
         until = time.monotonic() + limit_s
-        yield from (job.run(counts) for counts in settings() if time.monotonic() < until)
+        yield from (job.run(counts) for counts in wanted if time.monotonic() < until)
         return
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        waiting = [pool.submit(job.run, counts) for counts in settings()]
+        waiting = [pool.submit(job.run, counts) for counts in wanted]
         try:
             for done in as_completed(waiting, timeout=limit_s):
                 yield done.result()
@@ -233,18 +233,19 @@ def main() -> None:
     parser.add_argument("--draft", default="smollm2-135m-draft")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--prompts", type=int, default=0, help="use the first N only; 0 = all")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=TEMPERATURES)
     parser.add_argument("--jobs", type=int, default=1, help="processes, each with a pair of its own")
     parser.add_argument("--threads", type=int, default=0, help="torch threads of each process; 0 = torch's own choice")
     parser.add_argument("--limit-s", type=float, default=1e6, help="begin no further setting after so many seconds")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     job = Job(given.device, given.dtype, given.target, given.draft, given.max_tokens, given.prompts, given.threads)
+    wanted = list(settings(given.temperatures))
     results: dict[tuple[object, ...], Counts] = {}
-    for counts in measured(job, given.jobs, given.limit_s):
+    for counts in measured(job, wanted, given.jobs, given.limit_s):
         if counts.key not in results:
             results[counts.key] = counts
             print("\t".join((*counts.row(), f"{counts.seconds} s")), file=sys.stderr, flush=True)
-    wanted = list(settings())
     if len(results) < len(wanted):
         print("time is up; the table is incomplete", file=sys.stderr)
     rows = [results[counts.key] for counts in wanted if counts.key in results]
