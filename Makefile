@@ -7,7 +7,7 @@ PROTOS_VENV := .venv-protos
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format protos protos-check clean
+.PHONY: help demo test test-slow lint format protos protos-check clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -16,8 +16,11 @@ demo: $(VENV)/.demo ## three services on the CPU, three prompts, three modes, on
 	$(BIN)/ssd demo
 
 # Tiny models gain nothing from threads, and busy threads on few cores wait for each other: one thread, several processes.
-test: $(VENV)/.dev ## the test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
+test: $(VENV)/.dev ## the test suite, without what takes hours
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m 'not slow' $(PYTEST_ARGS)
+
+test-slow: $(VENV)/.dev ## the rest: whole grids of the simulator and of the rejection law
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m slow $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev ## ruff, mypy, buf lint
 	$(BIN)/ruff check .

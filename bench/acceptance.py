@@ -1,6 +1,6 @@
 """Acceptance, hit rate and tokens a round of a real pair, over temperature, verification and fan-out rule.
 
-    python -m bench.acceptance --device cuda --json acceptance.json
+    python -m bench.acceptance --device cuda --jobs 8 --json acceptance.json
 
 Prompts are the project's own (bench/prompts), rendered as chat turns. One row of the table is one setting; hits are
 split into those after a refused token (k < K) and those after full acceptance (k = K).
@@ -9,11 +9,14 @@ split into those after a refused token (k < K) and those after full acceptance (
 import argparse
 import asyncio
 import json
+import multiprocessing
 import platform
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -64,6 +67,11 @@ class Counts:
             kind = int(outcome.accepted == outcome.proposed)
             self.hits[kind] += outcome.hit
             self.chances[kind] += 1
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Which setting this is."""
+        return self.temperature, self.verification, self.scale, self.rule
 
     @property
     def hit_rate(self) -> float:
@@ -151,9 +159,9 @@ def _plan(ids: list[int], counts: Counts, max_tokens: int, number: int) -> Plan:
     )
 
 
-def settings() -> Iterator[Counts]:
+def settings(temperatures: Sequence[float] = TEMPERATURES) -> Iterator[Counts]:
     """Every row of the table; candidates for the best C are rows of their own."""
-    for temperature in TEMPERATURES:
+    for temperature in temperatures:
         for rule in RULES:
             yield Counts(temperature, "coupled", 1.0, rule)
             for scale in (1.0, *SCALES):
@@ -175,6 +183,48 @@ def table(results: list[Counts]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
+@dataclass(frozen=True)
+class Job:
+    """What a process needs to know to measure a setting."""
+
+    device: str
+    dtype: str
+    target: str
+    draft: str
+    max_tokens: int
+    prompts: int  # 0 = all
+    threads: int  # of torch, in each process; 0 = torch's own choice
+
+    def run(self, counts: Counts) -> Counts:
+        """Measure one setting with a pair that is loaded once in each process."""
+        pair = _pair_of(self)
+        return measure(pair, counts, self.max_tokens)
+
+
+@cache
+def _pair_of(job: Job) -> Pair:
+    if job.threads:
+        torch.set_num_threads(job.threads)
+    pair = load_pair(job.device, job.dtype, job.target, job.draft)
+    return Pair(pair.target, pair.draft, pair.info, pair.prompts[: job.prompts or None])
+
+
+def measured(job: Job, wanted: Sequence[Counts], jobs: int, limit_s: float) -> Iterator[Counts]:
+    """Every wanted setting as it is finished; after limit_s seconds those that have not begun are left out."""
+    if jobs == 1:
+        until = time.monotonic() + limit_s
+        yield from (job.run(counts) for counts in wanted if time.monotonic() < until)
+        return
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        waiting = [pool.submit(job.run, counts) for counts in wanted]
+        try:
+            for done in as_completed(waiting, timeout=limit_s):
+                yield done.result()
+        except TimeoutError:
+            pool.shutdown(wait=True, cancel_futures=True)
+            yield from (one.result() for one in waiting if one.done() and not one.cancelled())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--device", default="cpu")
@@ -183,24 +233,28 @@ def main() -> None:
     parser.add_argument("--draft", default="smollm2-135m-draft")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--prompts", type=int, default=0, help="use the first N only; 0 = all")
-    parser.add_argument("--limit-s", type=float, default=1e9, help="begin no further setting after so many seconds")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=TEMPERATURES)
+    parser.add_argument("--jobs", type=int, default=1, help="processes, each with a pair of its own")
+    parser.add_argument("--threads", type=int, default=0, help="torch threads of each process; 0 = torch's own choice")
+    parser.add_argument("--limit-s", type=float, default=1e6, help="begin no further setting after so many seconds")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    pair = load_pair(given.device, given.dtype, given.target, given.draft)
-    if given.prompts:
-        pair = Pair(pair.target, pair.draft, pair.info, pair.prompts[: given.prompts])
-    begun, results = time.monotonic(), []
-    for counts in settings():
-        if time.monotonic() - begun > given.limit_s:
-            print("time is up; the table is incomplete", file=sys.stderr)
-            break
-        results.append(measure(pair, counts, given.max_tokens))
-        print("\t".join((*results[-1].row(), f"{results[-1].seconds} s")), file=sys.stderr, flush=True)
+    job = Job(given.device, given.dtype, given.target, given.draft, given.max_tokens, given.prompts, given.threads)
+    wanted = list(settings(given.temperatures))
+    results: dict[tuple[object, ...], Counts] = {}
+    for counts in measured(job, wanted, given.jobs, given.limit_s):
+        if counts.key not in results:
+            results[counts.key] = counts
+            print("\t".join((*counts.row(), f"{counts.seconds} s")), file=sys.stderr, flush=True)
+    if len(results) < len(wanted):
+        print("time is up; the table is incomplete", file=sys.stderr)
+    rows = [results[counts.key] for counts in wanted if counts.key in results]
     device = torch.cuda.get_device_name() if given.device.startswith("cuda") else platform.processor() or "CPU"
-    facts = {"device": device, "torch": torch.__version__, "dtype": given.dtype, "command": " ".join(sys.argv)}
+    command = "python -m bench.acceptance " + " ".join(sys.argv[1:])
+    facts = {"device": device, "torch": torch.__version__, "dtype": given.dtype, "command": command}
     if given.json:
-        given.json.write_text(json.dumps({**facts, "rows": [asdict(one) for one in results]}, indent=1))
-    print(f"{facts}\n\n{table(results)}")
+        given.json.write_text(json.dumps({**facts, "rows": [asdict(one) for one in rows]}, indent=1))
+    print(f"{facts}\n\n{table(rows)}")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from ssd.cli.stack import Stack, StackOptions
 from ssd.cli.supervisor import ServiceSpec, Supervisor
 
 READY_WITHIN_S = 90.0
+PACED = Path(__file__).with_name("paced.py")
 
 
 @dataclass(frozen=True)
@@ -51,15 +53,26 @@ def stack_options(toys: Toys) -> StackOptions:
 
 
 @contextlib.contextmanager
-def running_system(toys: Toys, folder: Path, **router: object) -> Iterator[System]:
-    """Services that serve. `router`: fields of RouterConfig to set."""
-    stack = stacks.build(stack_options(toys))
+def running_system(
+    toys: Toys, folder: Path, *, drafts: int = 1, pace: Mapping[str, float] | None = None, **router: object
+) -> Iterator[System]:
+    """Services that serve. `pace`: seconds that a service's forward pass takes at least, by its name. `router`: fields
+    of RouterConfig to set."""
+    stack = stacks.build(replace(stack_options(toys), drafts=drafts))
     stack = replace(stack, router=replace(stack.router, **router))  # type: ignore[arg-type]
     file = folder / "config.toml"
     stacks.write(stack, file)
     specs = {spec.name: spec for spec in stacks.specs(stack, file)}
+    for name, seconds in (pace or {}).items():
+        specs[name] = at_pace(specs[name], seconds)
     with Supervisor(folder, stacks.child_environment(os.environ)) as supervisor:
         for spec in specs.values():
             supervisor.start(spec)
         supervisor.wait_ready(READY_WITHIN_S)
         yield System(supervisor, stack, specs)
+
+
+def at_pace(spec: ServiceSpec, seconds: float) -> ServiceSpec:
+    """The same service on a slower device."""
+    arguments = spec.command[spec.command.index("ssd.cli") + 1 :]
+    return replace(spec, command=(sys.executable, str(PACED), str(seconds), *arguments))

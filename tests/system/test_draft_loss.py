@@ -1,16 +1,14 @@
 """A draft that dies or hangs costs speed and nothing else."""
 
 import signal
-import threading
 from collections.abc import Iterator
 
-import grpc
 import pytest
 
-from protos.ssd.v1 import admin_pb2, inference_pb2, inference_pb2_grpc, types_pb2
+from protos.ssd.v1 import admin_pb2, types_pb2
 from router.health import DRAFT, INFERENCE
-from ssd.rpc.options import CHANNEL_OPTIONS
 from tests.system import peers
+from tests.system.reading import Reading, request
 from tests.system.services import System, Toys, running_system
 from tests.toy import make_noisy_draft, make_toy
 
@@ -29,46 +27,6 @@ def long_toys(tmp_path_factory: pytest.TempPathFactory) -> Toys:
 def system(long_toys: Toys, tmp_path: object) -> Iterator[System]:
     with running_system(long_toys, tmp_path, peer_timeout_s=1.5, heartbeat_s=0.2) as running:  # type: ignore[arg-type]
         yield running
-
-
-def request(mode: types_pb2.Mode, tokens: int, request_id: str = "") -> inference_pb2.GenerateRequest:
-    return inference_pb2.GenerateRequest(
-        request_id=request_id,
-        text="once upon a time",
-        sampling=types_pb2.SamplingParameters(temperature=0.8, seed=7),
-        stop=inference_pb2.StopParameters(max_tokens=tokens, ignore_eos=True),
-        speculation=inference_pb2.SpeculationParameters(mode=mode),
-    )
-
-
-class Reading:
-    """A stream that is read on a thread, so that things can happen meanwhile."""
-
-    def __init__(self, system: System, asked: inference_pb2.GenerateRequest) -> None:
-        self.ids: list[int] = []
-        self.usage = inference_pb2.Usage()
-        self.error: grpc.RpcError | None = None
-        self._channel = grpc.insecure_channel(system.address, options=CHANNEL_OPTIONS)
-        self._call = inference_pb2_grpc.InferenceServiceStub(self._channel).GenerateStream(asked, timeout=120)
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-
-    def _read(self) -> None:
-        try:
-            for message in self._call:
-                self.ids.extend(message.token_ids)
-                self.usage.MergeFrom(message.usage)
-        except grpc.RpcError as error:
-            self.error = error
-
-    def at_least(self, count: int) -> None:
-        peers.eventually(lambda: len(self.ids) >= count or not self._thread.is_alive(), f"{count} tokens")
-
-    def end(self) -> None:
-        self._thread.join(120)
-        assert not self._thread.is_alive()
-        assert self.error is None
-        self._channel.close()
 
 
 def draft_is_lost(system: System) -> bool:

@@ -53,7 +53,6 @@ def test_tiny_models_continue_20_prompts_by_128_tokens_as_transformers_does(tmp_
     assert engine.pool.in_use == 0
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(importlib.util.find_spec(PACKAGE) is None, reason=f"SmolLM2 is not installed: {INSTALL}")
 def test_smollm2_continues_5_prompts_by_64_tokens_as_transformers_does():

@@ -1,0 +1,70 @@
+"""Several drafts that share one sequence's fan-out."""
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from protos.ssd.v1 import admin_pb2, inference_pb2, types_pb2
+from tests.system import peers
+from tests.system.reading import Reading, request
+from tests.system.services import System, Toys, running_system
+from tests.toy import make_noisy_draft, make_toy
+
+TOKENS = 500
+DRAFTS = 4
+# A step long enough for every table to be there in time, so that only what is in the tables counts.
+TARGET_S = 0.04
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    folder = tmp_path_factory.mktemp("several")
+    target = make_toy(folder / "toy", "llama")
+    toys = Toys(target, make_noisy_draft(target, folder / "toy-draft", 0.05))
+    pace = {"target": TARGET_S}
+    with running_system(toys, folder, drafts=DRAFTS, pace=pace, k=3, peer_timeout_s=2.0, heartbeat_s=0.2) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def plain_ids(system: System) -> list[int]:
+    """What the target says without any draft."""
+    reference = Reading(system, request(types_pb2.MODE_AR, TOKENS))
+    reference.end()
+    return reference.ids
+
+
+def asked(drafts: int, name: str = "") -> inference_pb2.GenerateRequest:
+    return request(types_pb2.MODE_SSD, TOKENS, name, fan_out=1, drafts=drafts)
+
+
+@pytest.mark.timeout(400)
+def test_hits_rise_with_the_number_of_drafts_of_the_same_budget(system: System, plain_ids: list[int]) -> None:
+    rates = []
+    for drafts in (1, 2, DRAFTS):
+        reading = Reading(system, asked(drafts))
+        reading.end()
+        assert reading.ids == plain_ids
+        rates.append(reading.hit_rate)
+    assert rates[0] + 0.03 < rates[1] and rates[1] + 0.03 < rates[2], rates
+
+
+@pytest.mark.timeout(400)
+def test_killing_one_of_them_in_mid_stream_changes_nothing_but_speed(system: System, plain_ids: list[int]) -> None:
+    reading = Reading(system, asked(DRAFTS, "observed"))
+    reading.at_least(100)
+    system.supervisor["draft2"].process.send_signal(signal.SIGKILL)
+    peers.eventually(lambda: lost(system) == 1, "the router reports one draft lost")
+    before = peers.inspect(system, "observed")
+    assert before.drafting, "the others go on"
+    peers.eventually(lambda: peers.inspect(system, "observed").hits > before.hits + 10, "hits go on")
+    reading.end()
+    assert reading.ids == plain_ids
+    system.restart("draft2")
+    peers.eventually(lambda: lost(system) == 0, "all drafts are back")
+
+
+def lost(system: System) -> int:
+    """Drafts that the router is without."""
+    return sum(draft.state != admin_pb2.PEER_STATE_READY for draft in peers.server_info(system).drafts)
