@@ -1,4 +1,4 @@
-"""The draft's engine: messages in, at most one forward pass a step, messages out. No IO and no clock of its own.
+"""The draft's engine: messages in, at most one pass a step, messages out. No IO and no clock of its own.
 
 Nothing here is precious. A message that does not fit what is held is dropped and counted, a gap is answered with
 NeedResync, and a sequence that cannot be served is refused: the target goes on without it.
@@ -92,7 +92,8 @@ class DraftEngine:
     # The step
 
     def begin(self, now: float) -> None:
-        """Choose a step's work, run it and take in its results: at most one forward pass.
+        """Choose a step's work, run it and take in its results: at most one forward pass, or several behind one another
+        on the device where nothing is worth sending between them.
 
         Outcomes that arrive meanwhile are handled after that, so they find everything that was drafted.
         """

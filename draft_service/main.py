@@ -12,6 +12,7 @@ import structlog
 import torch
 
 from draft_service.engine import DraftEngine
+from draft_service.experience import RANKS_KEPT
 from draft_service.servicer import SERVICE, DraftServicer, Request
 from protos.ssd.v1 import draft_pb2, draft_pb2_grpc, types_pb2
 from ssd.config import DraftConfig
@@ -23,6 +24,7 @@ from ssd.rpc.engine_process import LoadProgress, run_engine
 from ssd.rpc.model_info import model_info
 from ssd.rpc.server import Server, StartupError
 from ssd.runtime.assembly import make_runner
+from ssd.runtime.step_sizes import Demand
 from ssd.telemetry import logging
 from ssd.tokenizer import TOKENIZER_FILE
 
@@ -81,6 +83,7 @@ def load_engine(config: DraftConfig, progress: LoadProgress) -> DraftEngine:
         embedding_from=sources.embedding,
         # No rounding of the draft can reach the output, so here it has to be asked for.
         deterministic=config.engine.deterministic == "on",
+        compiled=config.engine.compile == "on",
         progress=progress,
     )
     own = sources.tokenizer == sources.model
@@ -94,7 +97,17 @@ def load_engine(config: DraftConfig, progress: LoadProgress) -> DraftEngine:
 
 def make_engine(loaded: LoadedModel, config: DraftConfig, info: types_pb2.ModelInfo) -> DraftEngine:
     """An engine with a KV cache of its own around a loaded model."""
-    runner, pool = make_runner(loaded, config.engine)
+    demand = Demand(
+        # After full acceptance: the last committed token, the proposal in flight, and what is known to follow it.
+        queries=2 * config.max_k + 2,
+        sequences=config.engine.max_sequences,
+        branches=config.max_branches,
+        depth=config.max_k,
+        candidates=RANKS_KEPT + 1,
+        chain=config.max_k,
+        vocab=info.vocab_size,
+    )
+    runner, pool = make_runner(loaded, config.engine, demand, prepare=True)
     return DraftEngine(runner, pool, loaded.config, config, info)
 
 

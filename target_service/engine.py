@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import structlog
-import torch
 
 from protos.ssd.v1 import target_pb2, types_pb2
 from ssd.config import TargetConfig
@@ -33,7 +32,7 @@ from target_service.roster import Roster
 from target_service.scheduler import Scheduler, StepRow
 from target_service.sequence import LiveSequence
 from target_service.timing import StepClock
-from target_service.verification import Undrawable, rulings
+from target_service.verification import Ruling, Undrawable, rulings, rulings_of
 
 log = structlog.get_logger()
 
@@ -134,7 +133,7 @@ class TargetEngine:
         if not rows:
             return
         self._clock.begin(now, rows)
-        for row, ruling in zip(rows, rulings(rows, self._run(rows)), strict=True):
+        for row, ruling in zip(rows, self._run(rows), strict=True):
             if isinstance(ruling, Undrawable):
                 log.error("no token can be drawn", sequence=row.sequence.id, error=ruling.reason)
                 self._refuse(row.sequence, Status.INTERNAL, f"no token can be drawn: {ruling.reason}")
@@ -163,9 +162,12 @@ class TargetEngine:
         self.begin(now)
         return self.finish()
 
-    def _run(self, rows: list[StepRow]) -> torch.Tensor:
-        """One forward over all rows: logits [sum of row.draws, vocab]."""
-        return self._runner.run([row.run_row() for row in rows])
+    def _run(self, rows: list[StepRow]) -> list[Ruling]:
+        """One forward over all rows, and what it decides for each."""
+        runs = [row.run_row() for row in rows]
+        if not self._runner.draws:
+            return rulings(rows, self._runner.run(runs))
+        return rulings_of(rows, self._runner.step(runs, [draw for row in rows for draw in row.plain_draws()]))
 
     def _commit(self, row: StepRow, verdict: Verdict | None) -> Round | None:
         """Commit what the verdict says, up to the end of the sequence; None when the row was not complete."""

@@ -18,6 +18,7 @@ from ssd.rpc.model_info import model_info
 from ssd.rpc.server import Server, StartupError
 from ssd.runtime.assembly import make_runner
 from ssd.runtime.device import resolve_deterministic
+from ssd.runtime.step_sizes import Demand
 from ssd.telemetry import logging
 from target_service.engine import TargetEngine
 from target_service.servicer import SERVICE, Request, TargetServicer
@@ -56,6 +57,7 @@ def load_engine(config: TargetConfig, progress: LoadProgress) -> TargetEngine:
         dtype=engine.dtype,
         device=engine.device,
         deterministic=resolve_deterministic(engine.deterministic, engine.dtype, engine.device),
+        compiled=engine.compile == "on",
         progress=progress,
     )
     info = model_info(loaded, config.model, directory, engine, directory, loaded.config.eos_ids)
@@ -68,7 +70,8 @@ def load_engine(config: TargetConfig, progress: LoadProgress) -> TargetEngine:
 
 def make_engine(loaded: LoadedModel, config: TargetConfig, info: types_pb2.ModelInfo) -> TargetEngine:
     """An engine with a KV cache of its own around a loaded model."""
-    runner, pool = make_runner(loaded, config.engine)
+    demand = Demand(queries=config.max_k + 1, sequences=config.engine.max_sequences)
+    runner, pool = make_runner(loaded, config.engine, demand, prepare=True)
     return TargetEngine(runner, pool, loaded.config, config, info)
 
 
