@@ -255,10 +255,12 @@ class Outlook:
 
     def _worth_waiting_for(self, setting: Setting, half: int) -> float:
         """The depth whose time counts where only half of a table is used: with half a pass that is of no use any more,
-        if the draft is past the half and still busy with the rest when it learns of an outcome."""
+        if the draft is past the half and still busy with the rest when it learns of an outcome. Of several rows some
+        are always that far."""
         verify, on_its_way = self._verify(setting, half), self._load.round_trip
         first, whole = (self._table(setting, depth, half) - on_its_way for depth in (half, setting.depth))
-        return half + 0.5 * (first < verify + on_its_way and verify < whole)
+        past_half = self._load.rows > 1 or first < verify + on_its_way
+        return half + 0.5 * (past_half and verify < whole)
 
     def _late(self, setting: Setting, length: float, head_start: float = 0.0) -> float:
         """Share of rounds at whose end only half of a table is there, although all of it was wanted."""
