@@ -91,8 +91,9 @@ def joined(first: Continuation, then: Continuation) -> Continuation:
     """The tokens of both. Where only some have laws the others are point masses, which any token may be taken for."""
     if not first.laws and not then.laws:
         return Continuation(first.ids + then.ids)
-    return Continuation(first.ids + then.ids, _laws(first) + _laws(then))
+    return Continuation(first.ids + then.ids, laws_of(first) + laws_of(then))
 
 
-def _laws(part: Continuation) -> Laws:
+def laws_of(part: Continuation) -> Laws:
+    """One law for each token: where none came with them, all are point masses."""
     return part.laws or tuple(point_mass(token) for token in part.ids)

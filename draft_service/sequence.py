@@ -8,7 +8,7 @@ from enum import Enum
 
 from draft_service.drawing import Drawn, Saguaro, Wanted
 from draft_service.experience import RANKS_KEPT, learn
-from draft_service.round import NOTHING, Flight, Round, joined
+from draft_service.round import NOTHING, Flight, Round, joined, laws_of
 from draft_service.terms import Policy, Terms
 from draft_service.tree import Path, Tree
 from draft_service.trunk import Trunk
@@ -252,7 +252,8 @@ class DraftSequence:
             if token not in self.terms.rules.ending_ids and limit > 0:
                 path = Path(accepted, token, limit, rank)
                 if accepted == len(head) and lead.ids[:1] == (token,):
-                    path.ids, path.laws = list(lead.ids[1:]), list(lead.laws[1:])
+                    path.ids = list(lead.ids[1:])
+                    path.laws = list(laws_of(lead)[1:]) if self.terms.rejection else []
                     path.on_trunk, path.ended = len(path.ids), self._ends(lead.ids)
                 paths.append(path)
         self.round.wants_table = False

@@ -32,6 +32,8 @@ _ALLOWED = {number: frozenset({fallback}) for fallback, number in _FALLBACKS.ite
 
 # Half-life, prior and its weight of the acceptance of prompt lookup.
 _NGRAM = (500.0, 0.3, 10.0)
+LONGEST_STEP_MS = 5000.0
+"""What takes longer was no step but a process that stood still, and says nothing about steps."""
 _RTT_WEIGHT = 0.2
 # A look at all settings takes milliseconds, in a process that streams to everybody. So there are only so many for each
 # step of a target, and where many sequences are due at once they take turns.
@@ -213,5 +215,5 @@ def _settings(decision: Decision) -> tuple[object, ...]:
 
 
 def _observe(fit: StepTimeFit, timing: target_pb2.StepTiming | draft_pb2.DraftTiming) -> None:
-    if not timing.prefill and timing.rows and timing.tokens and 0.0 < timing.step_ms < float("inf"):
+    if not timing.prefill and timing.rows and timing.tokens and 0.0 < timing.step_ms < LONGEST_STEP_MS:
         fit.observe(timing.rows, timing.tokens, timing.step_ms / 1000.0)

@@ -13,6 +13,10 @@ from router.totals import Tally
 from ssd.proto_convert import proposal, proposal_message
 from ssd.speculation.proposal import Proposal, rebase
 
+# Bytes of one prediction. 64 branches of 16 tokens with laws of 64 pairs each are a quarter of it; unpacking what is
+# much larger would hold up every other sequence.
+LARGEST = 2 << 20
+
 
 class Rounds:
     """Takes in outcomes and predictions of live sequences. `stale`: the coordinator's, to be added to."""
@@ -45,6 +49,9 @@ class Rounds:
 
     def take_table(self, live: Live, link: Link, message: types_pb2.OutcomeTable) -> None:
         """A table from one of the sequence's drafts: into the cache, and on to the target."""
+        if message.ByteSize() > LARGEST:
+            self._stale["table oversize"] += 1
+            return
         if not live.has_reached(message.base_len):
             self._stale["table ahead"] += 1
             return
@@ -54,6 +61,9 @@ class Rounds:
 
     def take_proposal(self, live: Live, link: Link, message: types_pb2.Proposal) -> None:
         """A proposal from one of the sequence's drafts: what is left of it goes on to the target."""
+        if message.ByteSize() > LARGEST:
+            self._stale["proposal oversize"] += 1
+            return
         if not live.has_reached(message.base_len):
             self._stale["proposal ahead"] += 1
             return

@@ -138,7 +138,7 @@ def _fan_out(
         if not 0.0 <= resolved.acceptance <= 1.0:
             raise invalid(f"{_RULE}.acceptance", f"is {resolved.acceptance}, must be in 0..1")
         if not 0.0 < resolved.exponent < math.inf:
-            raise invalid(f"{_RULE}.exponent", f"is {resolved.exponent}, must be positive")
+            raise invalid(f"{_RULE}.exponent", f"is {resolved.exponent}, must be positive and finite")
     return resolved
 
 

@@ -175,7 +175,7 @@ class RouterConfig:
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise FieldError(name, f"is {getattr(self, name)}, must be in 0..1")
         if not 0.0 < self.fan_out_exponent < math.inf:
-            raise FieldError("fan_out_exponent", f"is {self.fan_out_exponent}, must be positive")
+            raise FieldError("fan_out_exponent", f"is {self.fan_out_exponent}, must be positive and finite")
         if self.saguaro_c != 1.0 and self.verification != "rejection":
             raise FieldError("saguaro_c", "is for verification = rejection only")
         if not 1 <= self.drafts_per_sequence <= MAX_DRAFTS:

@@ -92,6 +92,8 @@ class Client:
             return CliError(
                 f"no router answers at {self.address}; start one with `ssd up`, or name another with --address"
             )
+        if code is grpc.StatusCode.UNIMPLEMENTED and text.startswith("Method not found"):
+            return CliError(f"what listens at {self.address} is no router of ssd-serve", BAD_INPUT)
         status = BAD_INPUT if code in _USERS_FAULT else FAILED
         return CliError(f"{code.name}: {text}", status)
 

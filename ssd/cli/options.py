@@ -63,7 +63,7 @@ Fallback = Annotated[
     str | None, typer.Option(help="After a miss: auto, jit (ask the draft), ngram (prompt lookup) or none.")
 ]
 Drafts = Annotated[int | None, typer.Option(help="Drafts that share this sequence's fan-out, 1 to 4.")]
-Temperature = Annotated[float | None, typer.Option(help="0 takes the most likely token.")]
+Temperature = Annotated[float | None, typer.Option(help="0 takes the most likely token; the default is 1.")]
 TopP = Annotated[float | None, typer.Option(help="Nucleus size, (0, 1].")]
 TopK = Annotated[int | None, typer.Option(help="Number of tokens kept; 0 = all.")]
 MinP = Annotated[float | None, typer.Option(help="Keep tokens with p >= min_p times the largest p.")]
@@ -74,7 +74,7 @@ Seed = Annotated[int | None, typer.Option(help="Same seed, same tokens, in every
 MaxTokens = Annotated[int | None, typer.Option(help="Longest output, tokens.")]
 MinTokens = Annotated[int | None, typer.Option(help="No end before this many tokens.")]
 Stop = Annotated[list[str] | None, typer.Option(help="Text that ends the output; may be given several times.")]
-Timeout = Annotated[float, typer.Option(help="Deadline of one answer, seconds.")]
+Timeout = Annotated[float, typer.Option(min=0.001, help="Deadline of one answer, seconds.")]
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_TIMEOUT_S = 600.0

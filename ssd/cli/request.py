@@ -37,6 +37,8 @@ class GenerateOptions:
     ignore_eos: bool = False
 
 
+_NATURAL = ("k", "fan_out", "budget", "drafts", "seed", "max_tokens", "min_tokens")
+
 Messages = Sequence[tuple[str, str]]
 """(role, content) pairs."""
 
@@ -44,8 +46,10 @@ Messages = Sequence[tuple[str, str]]
 def build_request(prompt: str | Messages, options: GenerateOptions) -> inference_pb2.GenerateRequest:
     """A request for raw text or for chat messages.
 
-    Raises FieldError for a mode or the like that is none, CliError for a number that no request can hold.
+    Raises FieldError for a mode or the like that is none and for a number that no request can hold, CliError for text
+    that is none.
     """
+    _check_numbers(options)
     try:
         request = inference_pb2.GenerateRequest(
             sampling=types_pb2.SamplingParameters(
@@ -68,8 +72,6 @@ def build_request(prompt: str | Messages, options: GenerateOptions) -> inference
         )
     except UnicodeEncodeError:
         raise CliError("--stop: is not valid UTF-8", BAD_INPUT) from None
-    except ValueError as error:
-        raise CliError(f"a number is out of range: {error}", BAD_INPUT) from None
     _check_text(prompt if isinstance(prompt, str) else "".join(content for _, content in prompt))
     if isinstance(prompt, str):
         request.text = prompt
@@ -105,6 +107,16 @@ def _choice(name: str, given: str | None, allowed: Sequence[str], kind: Any) -> 
         raise FieldError(name, f"is {given!r}, must be one of {', '.join(allowed)}")
     prefix = kind.Name(0).removesuffix("UNSPECIFIED")
     return kind.Value(f"{prefix}{given.upper()}")
+
+
+def _check_numbers(options: GenerateOptions) -> None:
+    """What a field of the request can hold at all; the server knows the narrower limits."""
+    for name in _NATURAL:
+        value, most = getattr(options, name), (1 << (64 if name == "seed" else 32)) - 1
+        if value is not None and not 0 <= value <= most:
+            raise FieldError(name, f"is {value}, must be in 0..{most}")
+    if options.top_k is not None and not -(1 << 31) <= options.top_k < 1 << 31:
+        raise FieldError("top_k", f"is {options.top_k}, no 32-bit integer")
 
 
 def _check_text(text: str) -> None:

@@ -22,7 +22,8 @@ START_WITHIN_S = 600.0
 
 @contextlib.contextmanager
 def run_folder(wanted: Path | None) -> Iterator[Path]:
-    """Where configuration and logs go: `wanted`, or a temporary folder that is kept only after a failure."""
+    """Where configuration and logs go: `wanted`, or a temporary folder that is kept only after a failure that its
+    message does not explain."""
     if wanted is not None:
         try:
             wanted.mkdir(parents=True, exist_ok=True)
@@ -34,8 +35,8 @@ def run_folder(wanted: Path | None) -> Iterator[Path]:
     failed = False
     try:
         yield folder
-    except Exception:
-        failed = True
+    except Exception as error:
+        failed = not (isinstance(error, CliError) and error.status == BAD_INPUT)
         raise
     finally:
         if not failed:

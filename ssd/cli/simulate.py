@@ -18,8 +18,8 @@ from ssd.simulator.arrivals import ConstantRows
 from ssd.simulator.grid import Cell, CellResult, all_cells, run_cell, scenario_of, worst
 from ssd.simulator.load import run_load
 from ssd.simulator.pairs import PAIRS, Pair
-from ssd.simulator.plot import PlotUnavailable, plot_throughput
-from ssd.simulator.report import Outcome, markdown, put_between_marks, simulate, write_json
+from ssd.simulator.plot import PlotUnavailable, check_plot, plot_throughput
+from ssd.simulator.report import Outcome, markdown, marks, put_between_marks, simulate, write_json
 from ssd.simulator.scenario import Scenario
 from ssd.simulator.text import GeometricProcess, TraceProcess
 from ssd.speculation.prediction import Fallback, Mode, Setting
@@ -41,24 +41,28 @@ Seed = Annotated[int, typer.Option(help="Same seed, same numbers.")]
 @app.command("run")
 def run(
     pair: Annotated[str, typer.Option(help="Models whose step times and acceptance are the defaults.")] = PAIRS[0].name,
-    target_ms: Annotated[float | None, typer.Option(help="A step of the target over one token, ms.")] = None,
-    target_token_us: Annotated[float | None, typer.Option(help="Each further token of it, us.")] = None,
-    draft_ms: Annotated[float | None, typer.Option(help="A step of the draft, ms.")] = None,
-    draft_token_us: Annotated[float, typer.Option(help="Each token of it, us.")] = 1.0,
-    acceptance: Annotated[float | None, typer.Option(help="Chance that a draft token is accepted.")] = None,
-    exponent: Annotated[float, typer.Option(help="Power law of the true token's place behind the first.")] = 0.8,
+    target_ms: Annotated[float | None, typer.Option(min=0.001, help="A step of the target over one token, ms.")] = None,
+    target_token_us: Annotated[float | None, typer.Option(min=0.0, help="Each further token of it, us.")] = None,
+    draft_ms: Annotated[float | None, typer.Option(min=0.001, help="A step of the draft, ms.")] = None,
+    draft_token_us: Annotated[float, typer.Option(min=0.0, help="Each token of it, us.")] = 1.0,
+    acceptance: Annotated[
+        float | None, typer.Option(min=0.0, max=1.0, help="Chance that a draft token is accepted.")
+    ] = None,
+    exponent: Annotated[
+        float, typer.Option(min=0.01, help="Power law of the true token's place behind the first.")
+    ] = 0.8,
     trace: Annotated[Path | None, typer.Option(help="Recorded ranks instead: JSON lines, a list in each.")] = None,
-    rtt_ms: Annotated[float, typer.Option(help="From the target to the draft and back, ms.")] = 0.3,
+    rtt_ms: Annotated[float, typer.Option(min=0.0, help="From the target to the draft and back, ms.")] = 0.3,
     rows: Annotated[str, typer.Option(help="Sequences at a time: numbers with commas.")] = "1,2,4,8,16,32,64",
     modes: Annotated[str, typer.Option(help="Of ar, sd, ssd and auto, with commas.")] = "ar,sd,ssd,auto",
-    k: Annotated[int, typer.Option("--k", help="Proposal length of sd, table depth of ssd.")] = 6,
-    budget: Annotated[int, typer.Option(help="Branches of a table of ssd.")] = 24,
-    targets: Annotated[int, typer.Option(help="Targets.")] = 1,
-    drafts: Annotated[int, typer.Option(help="Drafts; sequences are dealt out to them.")] = 1,
-    prompt_tokens: Annotated[int, typer.Option(help="Computed when a sequence begins.")] = 0,
-    new_tokens: Annotated[int, typer.Option(help="Length of an answer; 0 = endless.")] = 0,
-    tokens: Annotated[int, typer.Option(help="Tokens simulated for one number, at least 50 a row.")] = 10_000,
-    jitter: Annotated[float, typer.Option(help="Relative unsteadiness of step times.")] = 0.03,
+    k: Annotated[int, typer.Option("--k", min=1, help="Proposal length of sd, table depth of ssd.")] = 6,
+    budget: Annotated[int, typer.Option(min=1, help="Branches of a table of ssd.")] = 24,
+    targets: Annotated[int, typer.Option(min=1, help="Targets.")] = 1,
+    drafts: Annotated[int, typer.Option(min=1, help="Drafts; sequences are dealt out to them.")] = 1,
+    prompt_tokens: Annotated[int, typer.Option(min=0, help="Computed when a sequence begins.")] = 0,
+    new_tokens: Annotated[int, typer.Option(min=0, help="Length of an answer; 0 = endless.")] = 0,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens simulated for one number, at least 50 a row.")] = 10_000,
+    jitter: Annotated[float, typer.Option(min=0.0, max=0.9, help="Relative unsteadiness of step times.")] = 0.03,
     plot: Annotated[Path | None, typer.Option(help="Write curves to this PNG.")] = None,
     json: Json = None,
     seed: Seed = 0,
@@ -69,6 +73,9 @@ def run(
     base = (target_ms * 1e-3 if target_ms else target(1, 1)) - target.per_token
     per_token = target_token_us * 1e-6 if target_token_us is not None else target.per_token
     counts, named = _numbers("--rows", rows), _modes(modes)
+    if plot:
+        with _input_errors():
+            check_plot()
     with _input_errors():
         process = (
             TraceProcess.read(trace)
@@ -113,12 +120,13 @@ def run(
 
 @app.command("pairs")
 def pairs(
-    tokens: Annotated[int, typer.Option(help="Tokens simulated for one number.")] = 50_000,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens simulated for one number.")] = 50_000,
     json: Json = None,
     into: Into = None,
     seed: Seed = 0,
 ) -> None:
     """The paper's two pairs of models from their published step times, beside the published speeds."""
+    _check_marks("simulate pairs", into)
     found = {pair.name: {mode: _rate(pair, mode, tokens, seed) for mode in (*Mode, None)} for pair in PAIRS}
     lines = []
     for pair in PAIRS:
@@ -142,8 +150,8 @@ def pairs(
 
 @app.command("grid")
 def grid(
-    jobs: Annotated[int, typer.Option(help="Processes.")] = 1,
-    effort: Annotated[float, typer.Option(help="Length of the runs.")] = 1.0,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
+    effort: Annotated[float, typer.Option(min=0.01, help="Length of the runs.")] = 1.0,
     rows: Annotated[str, typer.Option(help="Only these batch sizes, with commas.")] = "",
     json: Json = None,
     into: Into = None,
@@ -154,6 +162,7 @@ def grid(
     cells = [cell for cell in all_cells() if wanted is None or cell.rows in wanted]
     if not cells:
         raise CliError("--rows names no batch size of the grid", BAD_INPUT)
+    _check_marks("simulate grid", into)
     measure: Callable[[Cell], CellResult] = partial(run_cell, effort=effort, seed=seed)
     if jobs > 1:
         with ProcessPoolExecutor(jobs) as pool:
@@ -174,10 +183,10 @@ def grid(
 @app.command("load")
 def load(
     rows: Annotated[str, typer.Option(help="Sequences at a time, one stretch after the other.")] = "2,64,2,64,2",
-    seconds: Annotated[float, typer.Option(help="Length of a stretch.")] = 20.0,
-    acceptance: Annotated[float, typer.Option(help="Chance that a draft token is accepted.")] = 0.5,
-    t_primary: Annotated[float, typer.Option(help="Time of a table, as in the grid.")] = 3.7,
-    rtt: Annotated[float, typer.Option(help="Round trip, as in the grid.")] = 0.3,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Length of a stretch.")] = 20.0,
+    acceptance: Annotated[float, typer.Option(min=0.0, max=1.0, help="Chance that a draft token is accepted.")] = 0.5,
+    t_primary: Annotated[float, typer.Option(min=0.0, help="Time of a table, as in the grid.")] = 3.7,
+    rtt: Annotated[float, typer.Option(min=0.0, help="Round trip, as in the grid.")] = 0.3,
     json: Json = None,
     seed: Seed = 1,
 ) -> None:
@@ -238,6 +247,13 @@ def _show(table: str, name: str, into: Path | None) -> None:
     if into:
         with _input_errors():
             put_between_marks(into, name, table)
+
+
+def _check_marks(name: str, into: Path | None) -> None:
+    """Before minutes of work: whether the table will find its place."""
+    if into:
+        with _input_errors():
+            marks(into, name)
 
 
 def _pair(name: str) -> Pair:

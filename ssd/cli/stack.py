@@ -61,6 +61,10 @@ class Stack:
 
 def build(options: StackOptions) -> Stack:
     """Merge options, file and environment. Raises FieldError for bad values, CliError for a port in use."""
+    rule = options.fan_out_rule or ("measured" if options.budget is not None else None)
+    for name, useless in (("budget", rule == "uniform"), ("fan_out", rule not in (None, "uniform"))):
+        if useless and getattr(options, name) is not None:
+            raise FieldError(name, f"means nothing under the fan-out rule {rule}")
     router_port, target_port, *draft_ports = _ports(options)
     engine: dict[str, Any] = {
         "dtype": options.dtype,
@@ -91,7 +95,7 @@ def build(options: StackOptions) -> Stack:
         "mode": options.mode,
         "k": options.k,
         "fan_out": options.fan_out,
-        "fan_out_rule": options.fan_out_rule,
+        "fan_out_rule": rule,
         "budget": options.budget,
         "verification": options.verification,
         "saguaro_c": options.saguaro_c,

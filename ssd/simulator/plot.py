@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,15 +11,20 @@ class PlotUnavailable(Exception):
     """matplotlib is not installed."""
 
 
+def check_plot() -> None:
+    """Raises PlotUnavailable where nothing can be plotted."""
+    try:
+        importlib.import_module("matplotlib.figure")
+    except ImportError as error:
+        raise PlotUnavailable("a plot needs matplotlib: install the extra `plot` (pip install -e '.[plot]')") from error
+
+
 def plot_throughput(path: Path, title: str, rows: Sequence[int], curves: Mapping[str, Sequence[float]]) -> None:
     """Tokens per second (both axes logarithmic) of each named curve. Raises PlotUnavailable, OSError."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise PlotUnavailable(
-            "a plot needs matplotlib: install the extra `plot` (pip install ssd-serve[plot])"
-        ) from error
+    check_plot()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(7.0, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()

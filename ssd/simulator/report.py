@@ -96,12 +96,16 @@ def plain(value: Any) -> Any:
 
 
 def put_between_marks(path: Path, name: str, text: str) -> None:
-    """Replace what stands in a file between `<!-- name -->` and `<!-- end of name -->`.
+    """Replace what stands in a file between `<!-- name -->` and `<!-- end of name -->`. Raises like `marks`."""
+    before, after = marks(path, name)
+    path.write_text(f"{before}\n{text}\n\n{after}")
 
-    Raises OSError, or ValueError where the marks are missing.
-    """
+
+def marks(path: Path, name: str) -> tuple[str, str]:
+    """What stands before and behind such a place, its marks included. Raises OSError, or ValueError where the marks
+    are missing."""
     before, opening, rest = path.read_text().partition(f"<!-- {name} -->\n")
     _, closing, after = rest.partition(f"<!-- end of {name} -->")
     if not opening or not closing:
         raise ValueError(f"{path} has no marks <!-- {name} --> and <!-- end of {name} -->")
-    path.write_text(f"{before}{opening}\n{text}\n\n{closing}{after}")
+    return before + opening, closing + after

@@ -257,6 +257,7 @@ class Governor:
         current = outlook.predict(state.setting)
         chosen = self._common_or(current, outlook, load)
         if chosen.setting != state.setting:
+            state.by_mode = {**state.by_mode, chosen.setting.mode: chosen}
             state.decision = self._decision(sequence, chosen, outlook, state.by_mode, chosen)
             state.setting, state.credit = chosen.setting, 0.0
             state.variants = self._variants(chosen, outlook, state.decision)

@@ -19,9 +19,11 @@ from ssd.speculation.step_time import StepTime
 
 # Tables of at least this depth are also sent at half of it; a target that has half a table does not wait for the rest.
 _HALVED_FROM = 4
-# A table that takes this share of the target's step is in time; at this one it is late. In between it is both, as no
-# step takes exactly its time.
-_IN_TIME, _LATE = 0.95, 1.02
+# A table that takes the first share of the target's step is in time; at the second one it is late. In between it is
+# both, as no step takes exactly its time. Tables of several rows come one after the other, so that a batch which is a
+# little late still has most of them.
+_ALONE_IN_TIME, _ALONE_LATE = 0.97, 1.03
+_IN_TIME, _LATE = 0.98, 1.08
 
 
 class Mode(Enum):
@@ -253,16 +255,20 @@ class Outlook:
 
     def _worth_waiting_for(self, setting: Setting, half: int) -> float:
         """The depth whose time counts where only half of a table is used: with half a pass that is of no use any more,
-        if the draft is still busy with the whole table when it learns of an outcome."""
-        build = self._table(setting, setting.depth, half) - self._load.round_trip
-        return half + 0.5 * (build > self._verify(setting, half))
+        if the draft is past the half and still busy with the rest when it learns of an outcome. Of several rows some
+        are always that far."""
+        verify, on_its_way = self._verify(setting, half), self._load.round_trip
+        first, whole = (self._table(setting, depth, half) - on_its_way for depth in (half, setting.depth))
+        past_half = self._load.rows > 1 or first < verify + on_its_way
+        return half + 0.5 * (past_half and verify < whole)
 
     def _late(self, setting: Setting, length: float, head_start: float = 0.0) -> float:
         """Share of rounds at whose end only half of a table is there, although all of it was wanted."""
         if setting.depth < _HALVED_FROM:
             return 0.0
         ratio = (self._table(setting, setting.depth, length) - head_start) / self._verify(setting, length)
-        return min(1.0, max(0.0, (ratio - _IN_TIME) / (_LATE - _IN_TIME)))
+        in_time, late = (_ALONE_IN_TIME, _ALONE_LATE) if self._load.rows == 1 else (_IN_TIME, _LATE)
+        return min(1.0, max(0.0, (ratio - in_time) / (late - in_time)))
 
     def _round(self, setting: Setting, depth: float, length: float) -> tuple[float, float, float]:
         """Seconds of verification, of a table of `depth` with its way, and of the round, with proposals of this mean

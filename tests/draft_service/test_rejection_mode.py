@@ -236,3 +236,20 @@ def test_rejection_laws_leave_out_forbidden_and_unknown_ids(loaded: LoadedModel)
     laws = [law for branch in wire.tables[-1].branches for law in branch.laws]
     assert laws and not any(token % 2 == 0 for law in laws for token in law.ids)
     assert torch.tensor([len(law.ids) for law in laws]).max() == SIZE
+
+
+def test_what_is_left_of_a_foreign_proposal_grows_on_with_point_masses(wire: Wire, reference: Reference) -> None:
+    # The target looked a proposal up and then verified none of it; its first token came true all the same. What is left
+    # is known to the draft, and no law ever came with it.
+    sampling = SAMPLING["greedy"]
+    wire.open(rejecting(sampling, k=4))
+    wire.run()
+    foreign = reference.continuation(Request(PROMPT, sampling), (*PROMPT, 10), 4)
+    wire.advance(BASE, (10,), depth=4, in_flight=foreign, next_source=types_pb2.PROPOSAL_SOURCE_NGRAM)
+    wire.run()
+    wire.advance(BASE + 1, foreign[:1])
+    wire.run()
+    branches = [branch for branch in wire.tables[-1].branches if branch.token == foreign[1]]
+    assert len(branches) == 1 and branches[0].ids[:2] == foreign[2:]
+    assert len(branches[0].laws) == len(branches[0].ids) > 2
+    assert [law.ids for law in branches[0].laws[:2]] == [(token,) for token in foreign[2:]]

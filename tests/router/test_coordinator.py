@@ -141,6 +141,14 @@ def test_tables_of_another_past_or_of_the_future_are_dropped_and_counted(both):
     assert both.stale == {"table stale": 1, "table ahead": 2}
 
 
+def test_a_prediction_of_absurd_size_is_dropped_unread(both):
+    opened(both)
+    many = [1 << 31] * 500_000
+    both.on_draft("D", drafted(tables=[table(3, [(0, 6, many)])], proposals=[made(3, many)]))
+    assert both.flush() == {}
+    assert both.stale == {"table oversize": 1, "proposal oversize": 1}
+
+
 def test_messages_for_sequences_that_are_gone_or_elsewhere_are_dropped(both):
     both.draft_ready("E", 8)
     opened(both)

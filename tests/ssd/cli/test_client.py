@@ -15,6 +15,7 @@ from ssd.cli.client import Client
 from ssd.cli.errors import CliError
 from ssd.cli.ports import free_ports
 from ssd.cli.request import GenerateOptions, build_request
+from ssd.errors import FieldError
 
 Response = inference_pb2.GenerateStreamResponse
 Handler = Callable[[inference_pb2.GenerateRequest, grpc.ServicerContext], Iterator[Response]]
@@ -203,3 +204,24 @@ def test_an_empty_chat_prompt_is_refused_here() -> None:
     result = CliRunner().invoke(app, ["generate", ""])
     assert isinstance(result.exception, CliError)
     assert result.exception.status == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [("seed", -1, "0..18446744073709551615"), ("k", -1, "0..4294967295"), ("top_k", 1 << 40, "32-bit")],
+)
+def test_a_number_that_no_request_can_hold_is_named(name: str, value: int, message: str) -> None:
+    with pytest.raises(FieldError, match=message) as refused:
+        build_request("hi", GenerateOptions(**{name: value}))
+    assert refused.value.field == name
+
+
+def test_a_server_of_another_kind_is_no_router() -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        with Client(address, 10) as client, pytest.raises(CliError, match=f"{address} is no router"):
+            client.generate(build_request("hi", GenerateOptions()))
+    finally:
+        server.stop(0).wait()

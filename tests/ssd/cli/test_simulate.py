@@ -82,7 +82,6 @@ def test_without_matplotlib_a_plot_says_what_to_install(tmp_path, monkeypatch):
         (("run", "--rows", "0"), "--rows"),
         (("run", "--modes", "fast"), "--modes"),
         (("run", "--pair", "none"), "--pair"),
-        (("run", "--acceptance", "2"), "acceptance"),
         (("run", "--trace", "/nowhere/ranks.jsonl"), "/nowhere/ranks.jsonl"),
         (("grid", "--rows", "3"), "--rows"),
     ],
@@ -91,6 +90,16 @@ def test_wrong_input_is_one_line_that_names_it(arguments, named):
     with pytest.raises(CliError, match=named) as caught:
         simulate(*arguments)
     assert caught.value.status == 2 and "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["run --acceptance 2", "run --k 0", "run --drafts 0", "run --tokens 0", "run --target-ms -1", "load --seconds 0"],
+)
+def test_a_number_out_of_range_is_refused_by_its_flag(arguments):
+    result = CliRunner().invoke(app, ["simulate", *arguments.split()])
+    assert result.exit_code == 2
+    assert arguments.split()[1] in result.output
 
 
 def test_a_document_without_marks_is_left_alone(tmp_path):

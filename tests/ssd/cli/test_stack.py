@@ -89,3 +89,17 @@ def test_a_port_in_use_is_refused_with_its_purpose() -> None:
 def test_ports_past_the_last_one_are_refused() -> None:
     with pytest.raises(FieldError, match="65535"):
         stacks.build(StackOptions(port=65534))
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [({"fan_out_rule": "uniform", "budget": 9}, "budget"), ({"fan_out_rule": "measured", "fan_out": 3}, "fan_out")],
+)
+def test_a_number_that_the_fan_out_rule_does_not_use_is_refused(options: dict[str, object], field: str) -> None:
+    with pytest.raises(FieldError, match="means nothing") as refused:
+        stacks.build(StackOptions(port=0, **options))  # type: ignore[arg-type]
+    assert refused.value.field == field
+
+
+def test_a_budget_alone_means_the_measured_rule() -> None:
+    assert stacks.build(StackOptions(port=0, budget=9)).router.fan_out_rule == "measured"
