@@ -29,7 +29,7 @@ from ssd.errors import FieldError
 from ssd.models.config import ModelConfig
 from ssd.rpc.mail import Status
 from ssd.runtime.blocks import BlockPool
-from ssd.runtime.runner import ModelRunner
+from ssd.runtime.runner import Runner
 from ssd.speculation.outcomes import OutcomeTable
 from ssd.speculation.proposal import Proposal, Source
 
@@ -42,7 +42,7 @@ class DraftEngine:
     """Drafts for the sequences of any number of streams from one model; see ssd.rpc.engine_loop.Engine."""
 
     def __init__(
-        self, runner: ModelRunner, pool: BlockPool, model: ModelConfig, config: DraftConfig, info: types_pb2.ModelInfo
+        self, runner: Runner, pool: BlockPool, model: ModelConfig, config: DraftConfig, info: types_pb2.ModelInfo
     ) -> None:
         """`info` says how many ids the clients may use; the model's own vocabulary may be padded beyond that."""
         context = min(config.engine.max_context or model.max_position, model.max_position)

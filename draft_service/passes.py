@@ -13,7 +13,7 @@ from draft_service.sequence import DraftSequence, Work
 from protos.ssd.v1 import draft_pb2
 from ssd.runtime.blocks import OutOfBlocks
 from ssd.runtime.draws import MOST_RANKED, PlainDraw
-from ssd.runtime.runner import ModelRunner, RunRow, Stepped
+from ssd.runtime.runner import Runner, RunRow, Stepped
 
 Answered = Iterator[tuple[DraftSequence, list[Drawn]]]
 """Sequences with the answers to what they wanted, in order. Where several tokens come from one pass a sequence stands
@@ -23,7 +23,7 @@ there once for each, and what it does with one decides whether there is a next: 
 class Passes:
     """Runs one model, and tells how long the last pass took. It has no clock of its own."""
 
-    def __init__(self, runner: ModelRunner, vocab_size: int, ordinary_tokens: int) -> None:
+    def __init__(self, runner: Runner, vocab_size: int, ordinary_tokens: int) -> None:
         """`ordinary_tokens`: a row with more tokens than that before those whose logits are needed is prefill."""
         self.count = 0
         self._runner = runner

@@ -19,7 +19,7 @@ from ssd.models.config import ModelConfig
 from ssd.proto_convert import outcome_table, proposal
 from ssd.rpc.mail import Mail, Status
 from ssd.runtime.blocks import BlockPool, BlockTable
-from ssd.runtime.runner import ModelRunner
+from ssd.runtime.runner import Runner
 from ssd.speculation.cache import Found, SpeculationCache
 from ssd.speculation.finish import cut
 from ssd.speculation.proposal import Continuation, Proposal
@@ -49,7 +49,7 @@ class TargetEngine:
     """Serves the sequences of any number of streams from one model; see ssd.rpc.engine_loop.Engine."""
 
     def __init__(
-        self, runner: ModelRunner, pool: BlockPool, model: ModelConfig, config: TargetConfig, info: types_pb2.ModelInfo
+        self, runner: Runner, pool: BlockPool, model: ModelConfig, config: TargetConfig, info: types_pb2.ModelInfo
     ) -> None:
         context = min(config.engine.max_context or model.max_position, model.max_position)
         self.info = info

@@ -8,12 +8,14 @@ library's differs in the last bit, only tokens within 1e-15 of each other can ch
 """
 
 # mypy: allow-untyped-defs
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
+from ssd.layers.shard import VocabPart
 from ssd.speculation.philox import NoiseStream
 
 MOST_CANDIDATES = 32
@@ -73,20 +75,23 @@ def split_best(
     stride,
     vocab,
     splits,
+    all_splits,
+    first,
     stream,
     count: tl.constexpr,
     block: tl.constexpr,
     splits_wide: tl.constexpr,
 ):
-    """Grid (rows, splits): the `count` best of each split in order, score and id; id _NONE where it has no more."""
+    """Grid (rows, splits): the `count` best of each split in order, score and id; id _NONE where it has no more. The
+    logits are those of ids `first` and up, and `peaks` has all_splits of the whole vocabulary."""
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    quad = split * (block // 4) + tl.arange(0, block // 4)
+    quad = first // 4 + split * (block // 4) + tl.arange(0, block // 4)
     token = split * block + tl.arange(0, block)
     x = tl.load(logits + row * stride + token, mask=token < vocab, other=_LOW).to(tl.float64)
     x = tl.where(x != x, _LOW, x)
     temperature = tl.load(temperatures + row).to(tl.float64)
     index = tl.arange(0, splits_wide)
-    all_peaks = tl.load(peaks + row * splits + index, mask=index < splits, other=_LOW)
+    all_peaks = tl.load(peaks + row * all_splits + index, mask=index < all_splits, other=_LOW)
     peak = tl.max(all_peaks, 0).to(tl.float64)
     seed, position = tl.load(seeds + row), tl.load(positions + row)
     keys = x
@@ -107,14 +112,14 @@ def split_best(
         bound = tl.min(tl.where(leading & (exact == 0), token, _NONE), 0)
         if bound != _NONE:
             logit = tl.load(logits + row * stride + bound).to(tl.float64)
-            score = exact_score(logit, peak, temperature, seed, position, bound, stream)
+            score = exact_score(logit, peak, temperature, seed, position, bound + first, stream)
             keys = tl.where(token == bound, score, keys)
             exact = exact | (token == bound)
         else:
             chosen = tl.min(tl.where(leading, token, _NONE), 0)
             place = (row * splits + split) * count + found
             tl.store(scores + place, best)
-            tl.store(ids + place, chosen)
+            tl.store(ids + place, tl.where(chosen == _NONE, _NONE, chosen + first))
             left = left & (token != chosen)
             found += 1
 
@@ -158,21 +163,25 @@ def draw_ids(
     *,
     count: int = 1,
     stream: int = NoiseStream.TARGET,
+    part: VocabPart | None = None,
 ) -> Drawn:
     """The `count` best ids of each row of logits [N, V] (any float dtype) in the order of the draw.
 
     seeds (bit patterns), positions: int64 [N], positions below 2^32; temperature [N] float32 or float64, 0 = greedy. A
     temperature is taken as it is, so float64 where it must equal a Python float. Captured in a CUDA graph as it stands:
     the host waits for nothing. ValueError for a count outside 1..min(32, V).
+
+    part: the logits' first columns are those of this part of the vocabulary, which has at least `count` ids in all.
     """
-    rows, vocab = logits.shape
-    if not 1 <= count <= min(MOST_CANDIDATES, vocab):
-        raise ValueError(f"count must be between 1 and {min(MOST_CANDIDATES, vocab)}, got {count}")
+    rows, width = logits.shape
+    most = MOST_CANDIDATES if part is not None else min(MOST_CANDIDATES, width)
+    if not 1 <= count <= most:
+        raise ValueError(f"count must be between 1 and {most}, got {count}")
+    first, vocab = (0, width) if part is None else (part.first, part.count)
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     device = logits.device
-    splits = -(-vocab // _SPLIT)
-    splits_wide = triton.next_power_of_2(splits)
+    splits = -(-width // _SPLIT)
     ids = torch.empty((rows, count), dtype=torch.int64, device=device)
     status = torch.empty(rows, dtype=torch.int32, device=device)
     if not rows:
@@ -182,6 +191,10 @@ def draw_ids(
     scores = torch.empty((rows, splits, count), dtype=torch.float64, device=device)
     best = torch.empty((rows, splits, count), dtype=torch.int32, device=device)
     split_peaks[(rows, splits)](logits, peaks, logits.stride(0), vocab, splits, block=_SPLIT, num_warps=4)
+    if part is not None:
+        peaks = part.gather(peaks).contiguous()
+    all_splits = peaks.shape[1]
+    splits_wide = triton.next_power_of_2(all_splits)
     split_best[(rows, splits)](
         logits,
         seeds,
@@ -193,14 +206,29 @@ def draw_ids(
         logits.stride(0),
         vocab,
         splits,
+        all_splits,
+        first,
         int(stream),
         count=count,
         block=_SPLIT,
         splits_wide=splits_wide,
         num_warps=4,
     )
-    wide = triton.next_power_of_2(splits * count)
+    if part is not None:
+        scores, best = _of_all(scores, best, part.gather)
+    wide = triton.next_power_of_2(all_splits * count)
     merge_best[(rows,)](
-        scores, best, peaks, ids, status, splits, count=count, wide=wide, splits_wide=splits_wide, num_warps=4
+        scores, best, peaks, ids, status, all_splits, count=count, wide=wide, splits_wide=splits_wide, num_warps=4
     )
     return Drawn(ids, status)
+
+
+def _of_all(
+    scores: torch.Tensor, ids: torch.Tensor, gather: Callable[[torch.Tensor], torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """scores float64 and ids int32 [N, splits, count] of each rank → of all ranks, split behind split."""
+    rows, splits, count = scores.shape
+    # Bits of a number stay what they are in whatever type they travel, and one message costs less than two.
+    packed = torch.stack((scores.view(torch.int64), ids.to(torch.int64)), dim=-1)
+    everyones = gather(packed.view(rows, splits * count * 2)).view(rows, -1, count, 2)
+    return everyones[..., 0].contiguous().view(torch.float64), everyones[..., 1].to(torch.int32).contiguous()

@@ -1,5 +1,6 @@
 """One process's part of a tensor-parallel model."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -33,6 +34,19 @@ class ProcessGroup:
 
 
 @dataclass(frozen=True)
+class VocabPart:
+    """Ids first .. first + count - 1, those of one rank. `gather` brings every rank's [N, n] side by side."""
+
+    first: int
+    count: int
+    gather: Callable[[torch.Tensor], torch.Tensor]
+
+    def below(self, vocab: int) -> "VocabPart":
+        """What of it is below `vocab`."""
+        return VocabPart(self.first, max(0, min(self.count, vocab - self.first)), self.gather)
+
+
+@dataclass(frozen=True)
 class Shard:
     """Part `rank` of `size`. The collective is only used where size > 1."""
 
@@ -49,6 +63,12 @@ class Shard:
         if total % self.size:
             raise ValueError(f"{what} = {total} cannot be split over {self.size} ranks")
         return total // self.size
+
+    def least(self, number: int, device: torch.device) -> int:
+        """The smallest of every rank's number; waits for all of them."""
+        if self.size == 1:
+            return number
+        return int(self.all_gather(torch.tensor([[number]], device=device)).min())
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         return self.collective.all_reduce(x) if self.size > 1 else x

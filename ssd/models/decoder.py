@@ -203,5 +203,13 @@ class CausalLM(nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [M, hidden] of the rows that need them → [M, vocab] in the model's dtype."""
-        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        return self.rows.apply(head.logits, hidden)
+        return self.rows.apply(self.head.logits, hidden)
+
+    def own_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The same for the ids of this rank alone: [M, rows of the head here]."""
+        return self.rows.apply(self.head.own_logits, hidden)
+
+    @property
+    def head(self) -> VocabEmbedding:
+        """What gives the logits."""
+        return self.model.embed_tokens if self.lm_head is None else self.lm_head

@@ -16,6 +16,7 @@ from ssd.runtime import memory
 from ssd.runtime.blocks import BlockPool, BlockTable
 from ssd.runtime.fast_steps import FastSteps
 from ssd.runtime.graphs import CudaGraphs, Eager, Executor
+from ssd.runtime.heads import head_of
 from ssd.runtime.kv_cache import KVCache
 from ssd.runtime.runner import ModelRunner, RunRow
 from ssd.runtime.static_step import Shared
@@ -40,13 +41,16 @@ def make_runner(
     blocks = engine.kv_tokens // engine.block_size
     if not blocks:
         blocks = memory.kv_blocks(loaded, engine, demand, measured(loaded, engine, demand, backend))
+        # Block tables are the same on all ranks, so the tightest of them decides.
+        blocks = loaded.shard.least(blocks, loaded.device)
     try:
         kv = KVCache.allocate(loaded, blocks=blocks, block_size=engine.block_size)
     except torch.OutOfMemoryError:
         size = memory.gib(blocks * memory.block_bytes(loaded, engine.block_size))
         raise ModelError(f"{size} for kv_tokens = {blocks * engine.block_size} are not free: lower it") from None
     fast = None if executor is None else fast_steps(loaded, engine, demand, kv, backend, executor)
-    runner = ModelRunner(loaded.model, loaded.config, kv, backend, fast)
+    head = head_of(loaded, demand.vocab) if loaded.shard.size > 1 else None
+    runner = ModelRunner(loaded.model, loaded.config, kv, backend, fast, head)
     if fast is not None and prepare:
         started = time.monotonic()
         runner.prepare()
@@ -57,10 +61,10 @@ def make_runner(
 def executor_of(loaded: LoadedModel, engine: EngineConfig, backend: AttentionBackend) -> Executor | None:
     """How repeated steps run; None where every step is packed for itself."""
     # The reference reads lengths on the host, and so does anything else in float64.
-    on_gpu = loaded.device.type == "cuda" and loaded.shard.size == 1
+    on_gpu = loaded.device.type == "cuda"
     capturable = on_gpu and not isinstance(backend, TorchAttention) and loaded.dtype != torch.float64
     if engine.cuda_graphs == "on" and not capturable:
-        raise FieldError("cuda_graphs", "needs one GPU, a dtype of 16 or 32 bits and an attention other than torch")
+        raise FieldError("cuda_graphs", "needs a GPU, a dtype of 16 or 32 bits and an attention other than torch")
     if not capturable:
         return None
     return Eager() if engine.cuda_graphs == "off" else CudaGraphs(loaded.device)
@@ -78,10 +82,10 @@ def fast_steps(
     config = loaded.config
     context = min(engine.max_context or config.max_position, config.max_position, kv.blocks * kv.block_size)
     sizes = StepSizes.make(demand, context=context, block_size=kv.block_size, token_budget=engine.token_budget)
+    head = head_of(loaded, demand.vocab)
     with torch.inference_mode():
-        logits = torch.zeros(sizes.most_tokens, config.vocab_size, dtype=loaded.dtype, device=loaded.device)
-    vocab = min(demand.vocab or config.vocab_size, config.vocab_size)
-    shared = Shared(loaded.model, kv, backend, executor, logits, vocab, demand.chain, config.max_position)
+        scores = torch.zeros(sizes.most_tokens, head.width, dtype=loaded.dtype, device=loaded.device)
+    shared = Shared(loaded.model, kv, backend, executor, scores, head, demand.chain, config.max_position)
     return FastSteps(shared, sizes)
 
 

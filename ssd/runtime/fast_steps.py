@@ -36,7 +36,7 @@ class Ran:
     def logits(self, wanted: Sequence[int]) -> torch.Tensor:
         """Logits [len(wanted), V] of wanted tokens, by their number."""
         places = [self.places[i] for i in wanted]
-        return self.step.shared.logits[places]
+        return self.step.shared.head.whole(self.step.shared.scores[places])
 
 
 class FastSteps:

@@ -2,9 +2,32 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from ssd.models.config import ModelConfig
-from ssd.runtime.blocks import BlockTable
+
+
+class Table(Protocol):
+    """What a step reads of a sequence's block table (see ssd.runtime.blocks.BlockTable)."""
+
+    @property
+    def blocks(self) -> list[int]:
+        """Blocks in the order of their positions."""
+        ...
+
+    @property
+    def capacity(self) -> int:
+        """Positions that have a slot."""
+        ...
+
+    @property
+    def fixed(self) -> int:
+        """Positions, counted from 0, that must not be written."""
+        ...
+
+    def slots(self, start: int, stop: int) -> list[int]:
+        """Slots of positions start..stop-1; ValueError outside the table."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -14,7 +37,7 @@ class RunRow:
 
     ids: Sequence[int]
     start: int
-    table: BlockTable
+    table: Table
     logits: int = 1
 
 
@@ -26,7 +49,7 @@ class BranchItem:
 
     token: int
     position: int
-    trunk: BlockTable
+    trunk: Table
     prefix_len: int
     suffix_slots: Sequence[int]
     later_slots: Sequence[int] = ()

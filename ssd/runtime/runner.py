@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 
@@ -19,12 +19,13 @@ from ssd.layers.attention import AttentionBackend, AttentionContext, BranchConte
 from ssd.models.config import ModelConfig
 from ssd.models.decoder import CausalLM
 from ssd.runtime.device import on_gpu
-from ssd.runtime.draws import PlainDraw, ranked_ids
+from ssd.runtime.draws import PlainDraw
 from ssd.runtime.fast_steps import FastSteps, Ran, wanted_places
+from ssd.runtime.heads import Head, WholeHead
 from ssd.runtime.kv_cache import KVCache
 from ssd.runtime.rows import BranchItem, Checks, RunRow
 
-__all__ = ["BranchItem", "ModelRunner", "PlainDraw", "RunRow", "Stepped"]
+__all__ = ["BranchItem", "ModelRunner", "PlainDraw", "RunRow", "Runner", "Stepped"]
 
 Draws = Sequence[PlainDraw | None]
 
@@ -36,6 +37,27 @@ class Stepped:
 
     ids: Sequence[Sequence[int]]
     logits: Callable[[Sequence[int]], torch.Tensor]
+
+
+class Runner(Protocol):
+    """What an engine asks of a model; see ModelRunner, which is one in this process."""
+
+    @property
+    def draws(self) -> bool: ...
+
+    def run(self, rows: Sequence[RunRow]) -> torch.Tensor: ...
+
+    def run_branches(self, items: Sequence[BranchItem]) -> torch.Tensor: ...
+
+    def step(self, rows: Sequence[RunRow], draws: Draws, count: int = 1) -> Stepped: ...
+
+    def draft(self, rows: Sequence[RunRow], draws: Sequence[PlainDraw], steps: int) -> list[list[int]]: ...
+
+    def grow(self, items: Sequence[BranchItem], draws: Draws) -> Stepped: ...
+
+    def grow_on(
+        self, items: Sequence[BranchItem], draws: Sequence[PlainDraw], steps: int
+    ) -> list[list[int]] | None: ...
 
 
 Parameters = ParamSpec("Parameters")
@@ -65,7 +87,10 @@ class ModelRunner:
         kv: KVCache,
         backend: AttentionBackend,
         fast: FastSteps | None = None,
+        head: Head | None = None,
     ) -> None:
+        """`head`: draws steps that are packed for themselves, also where there are no fast ones. None: only `fast`
+        draws."""
         if model.deterministic and not backend.deterministic:
             raise ValueError("a deterministic model needs a deterministic attention backend")
         self.model = model
@@ -74,12 +99,14 @@ class ModelRunner:
         self.backend = backend
         self.device = kv.keys[0].device
         self.fast = fast
+        self._draws = fast is not None or head is not None
+        self._head = fast.shared.head if fast is not None else head or WholeHead(model, config.vocab_size)
         self._checks = Checks(config, kv.blocks * kv.block_size)
 
     @property
     def draws(self) -> bool:
         """Whether steps draw on the device: then `step`, `draft` and `grow` are there."""
-        return self.fast is not None
+        return self._draws
 
     @_on_device
     def run(self, rows: Sequence[RunRow]) -> torch.Tensor:
@@ -87,11 +114,11 @@ class ModelRunner:
 
         ValueError for an id outside the vocabulary, a position past the model's limit or outside the row's table.
         """
-        self._check_rows(rows)
+        self.check_rows(rows)
         wanted = sum(row.logits for row in rows)
         if self.fast is not None and (ran := self.fast.run(rows, [None] * wanted)) is not None:
             return ran.logits(range(wanted))
-        return self._run(rows)
+        return self._head.whole(self._run(rows))
 
     @_on_device
     def run_branches(self, items: Sequence[BranchItem]) -> torch.Tensor:
@@ -99,13 +126,13 @@ class ModelRunner:
 
         The branches' earlier tokens must have been run before, each in its own suffix slots.
         """
-        self._check_branches(items)
+        self.check_branches(items)
         trunks = {id(item.trunk): row for row, item in reversed(list(enumerate(items)))}
         # Backends rely on it that the branches of a trunk lie together.
         order = sorted(range(len(items)), key=lambda i: trunks[id(items[i].trunk)])
         together = [items[i] for i in order]
         ran = None if self.fast is None else self.fast.grow(together, [None] * len(items))
-        logits = self._run_branches(together) if ran is None else ran.logits(range(len(items)))
+        logits = self._head.whole(self._run_branches(together)) if ran is None else ran.logits(range(len(items)))
         return logits if order == list(range(len(items))) else logits[sorted(range(len(items)), key=order.__getitem__)]
 
     # With draws on the device
@@ -113,8 +140,9 @@ class ModelRunner:
     @_on_device
     def step(self, rows: Sequence[RunRow], draws: Draws, count: int = 1) -> Stepped:
         """`run` with the `count` best ids of each wanted token that has a draw."""
-        self._check_rows(rows)
-        ran = self._fast.run(rows, draws, count)
+        self._check_draws()
+        self.check_rows(rows)
+        ran = None if self.fast is None else self.fast.run(rows, draws, count)
         return self._stepped(ran, draws) if ran is not None else self._drawn(self._run(rows), draws, count)
 
     @_on_device
@@ -122,8 +150,9 @@ class ModelRunner:
         """`steps` tokens behind each row (with logits=1), one drawn after the other without the host where there is
         such a size: ids [steps][rows]. A row ends with its first UNDRAWABLE; what follows is without meaning. The KV
         of all but the last token is written, for which the tables have slots."""
-        self._check_rows(rows)
-        if (found := self._fast.draft(rows, draws, steps)) is not None:
+        self._check_draws()
+        self.check_rows(rows)
+        if self.fast is not None and (found := self.fast.draft(rows, draws, steps)) is not None:
             return found.tolist()
         drawn: list[list[int]] = []
         for _ in range(steps):
@@ -139,16 +168,18 @@ class ModelRunner:
     @_on_device
     def grow(self, items: Sequence[BranchItem], draws: Draws) -> Stepped:
         """`run_branches` with the next id of each branch that has a draw."""
-        self._check_branches(items)
-        ran = self._fast.grow(items, draws)
+        self._check_draws()
+        self.check_branches(items)
+        ran = None if self.fast is None else self.fast.grow(items, draws)
         return self._stepped(ran, draws) if ran is not None else self._drawn(self._run_branches(items), draws, 1)
 
     @_on_device
     def grow_on(self, items: Sequence[BranchItem], draws: Sequence[PlainDraw], steps: int) -> list[list[int]] | None:
         """`steps` tokens more for each branch, one drawn after the other without the host: ids [steps][branches], or
         None where there is no such size. A branch whose slots end before is grown on for nothing."""
-        self._check_branches(items)
-        ran = self._fast.grow(items, draws, steps)
+        self._check_draws()
+        self.check_branches(items)
+        ran = None if self.fast is None else self.fast.grow(items, draws, steps)
         return None if ran is None else ran.ids(steps)[:, :, 0].tolist()
 
     @_on_device
@@ -157,25 +188,32 @@ class ModelRunner:
         if self.fast is not None:
             self.fast.prepare()
 
-    @property
-    def _fast(self) -> FastSteps:
-        if self.fast is None:
+    def _check_draws(self) -> None:
+        if not self.draws:
             raise RuntimeError("this runner does not draw")
-        return self.fast
 
     def _stepped(self, ran: Ran, draws: Draws) -> Stepped:
         asked = any(draw is not None for draw in draws)
-        return Stepped(ran.ids()[0].tolist() if asked else [()] * len(draws), ran.logits)
+        ids = ran.ids()[0].tolist() if asked else [()] * len(draws)
+        return Stepped(ids, functools.partial(self._logits_of, ran))
 
-    def _drawn(self, logits: torch.Tensor, draws: Draws, count: int) -> Stepped:
-        """Draws from logits [wanted, V] of a step that was packed for itself."""
+    @_on_device
+    def _logits_of(self, ran: Ran, wanted: Sequence[int]) -> torch.Tensor:
+        return ran.logits(wanted)
+
+    @_on_device
+    def _whole_of(self, scores: torch.Tensor, wanted: Sequence[int]) -> torch.Tensor:
+        return self._head.whole(scores[list(wanted)])
+
+    def _drawn(self, scores: torch.Tensor, draws: Draws, count: int) -> Stepped:
+        """Draws from the head's scores [wanted, …] of a step that was packed for itself."""
         ids: list[Sequence[int]] = [()] * len(draws)
         asked = [i for i, draw in enumerate(draws) if draw is not None]
         if asked:
             chosen = [draw for draw in draws if draw is not None]
-            part = logits if len(asked) == len(logits) else logits[asked]
-            best = ranked_ids(
-                part[:, : self._fast.shared.vocab],
+            part = scores if len(asked) == len(scores) else scores[asked]
+            best = self._head.ranked(
+                part,
                 self._tensor([draw.seed for draw in chosen]),
                 self._tensor([draw.position for draw in chosen]),
                 torch.tensor([draw.temperature for draw in chosen], dtype=torch.float64, device=self.device),
@@ -183,7 +221,7 @@ class ModelRunner:
             )
             for i, found in zip(asked, best.tolist(), strict=True):
                 ids[i] = found
-        return Stepped(ids, lambda wanted: logits[list(wanted)])
+        return Stepped(ids, functools.partial(self._whole_of, scores))
 
     # Steps packed for themselves
 
@@ -203,10 +241,10 @@ class ModelRunner:
         hidden = self.model(self._tensor([token for row in rows for token in row.ids]), ctx)
         wanted = wanted_places(rows)
         if not wanted:
-            return hidden.new_empty((0, self.config.vocab_size))
+            return hidden.new_empty((0, self._head.width))
         if len(wanted) < len(hidden):
             hidden = hidden.index_select(0, self._tensor(wanted))
-        return self.model.logits(hidden)
+        return self._head.scores(hidden)
 
     def _run_branches(self, items: Sequence[BranchItem]) -> torch.Tensor:
         trunks = list({id(item.trunk): item.trunk for item in items}.values())
@@ -227,7 +265,7 @@ class ModelRunner:
             ),
             suffix_len=self._tensor([len(item.suffix_slots) for item in items]),
         )
-        return self.model.logits(self.model(self._tensor([item.token for item in items]), ctx))
+        return self._head.scores(self.model(self._tensor([item.token for item in items]), ctx))
 
     def _context(
         self,
@@ -255,13 +293,15 @@ class ModelRunner:
     def _tensor(self, values: list[int] | list[list[int]]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
 
-    def _check_rows(self, rows: Sequence[RunRow]) -> None:
+    def check_rows(self, rows: Sequence[RunRow]) -> None:
+        """ValueError for rows that cannot be run."""
         if not rows:
             raise ValueError("a step needs at least one row")
         for row in rows:
             self._checks.row(row)
 
-    def _check_branches(self, items: Sequence[BranchItem]) -> None:
+    def check_branches(self, items: Sequence[BranchItem]) -> None:
+        """ValueError for branches that cannot be run."""
         if not items:
             raise ValueError("a step needs at least one branch")
         for item in items:

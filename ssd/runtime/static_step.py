@@ -13,8 +13,9 @@ import torch
 
 from ssd.layers.attention import AttentionBackend, AttentionContext, BranchContext
 from ssd.models.decoder import CausalLM
-from ssd.runtime.draws import PlainDraw, ranked_ids
+from ssd.runtime.draws import PlainDraw
 from ssd.runtime.graphs import Executor
+from ssd.runtime.heads import Head
 from ssd.runtime.kv_cache import KVCache
 from ssd.runtime.rows import BranchItem, RunRow
 from ssd.runtime.static_inputs import Field, StaticInputs, StaticResults
@@ -25,21 +26,21 @@ _NOWHERE = -1
 
 @dataclass(frozen=True)
 class Shared:
-    """What all steps of one runner share. `logits` [most tokens of a step, V] holds those of the last step; ids up to
-    `vocab` are drawn; `chain` steps at most follow one another."""
+    """What all steps of one runner share. `scores` [most tokens of a step, …] holds the head's of the last step;
+    `chain` steps at most follow one another."""
 
     model: CausalLM
     kv: KVCache
     backend: AttentionBackend
     executor: Executor
-    logits: torch.Tensor
-    vocab: int
+    scores: torch.Tensor
+    head: Head
     chain: int
     max_position: int
 
     @property
     def device(self) -> torch.device:
-        return self.logits.device
+        return self.scores.device
 
 
 class StaticStep:
@@ -99,11 +100,9 @@ class StaticStep:
     def compute(self) -> None:
         """The device's work of one step."""
         there, shared = self.inputs.device, self.shared
-        logits = shared.model.logits(shared.model(there["ids"], self.ctx))
-        shared.logits[: self.tokens].copy_(logits)
-        best = ranked_ids(
-            logits[:, : shared.vocab], there["seeds"], there["draw_positions"], there["temperatures"], self.count
-        )
+        scores = shared.head.scores(shared.model(there["ids"], self.ctx))
+        shared.scores[: self.tokens].copy_(scores)
+        best = shared.head.ranked(scores, there["seeds"], there["draw_positions"], there["temperatures"], self.count)
         self.results.device.index_copy_(0, there["step"], best[None])
 
     def advance(self) -> None:

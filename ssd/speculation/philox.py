@@ -64,20 +64,23 @@ def philox4x32(counter: Quad, key: tuple[Tensor, Tensor]) -> Quad:
     return x0.expand(shape), x1.expand(shape), x2.expand(shape), x3.expand(shape)
 
 
-def uniform_words(seeds: Tensor, positions: Tensor, vocab: int, *, stream: int = NoiseStream.TARGET) -> Tensor:
-    """The uint32 behind each token's noise: int64 [N, vocab] from seeds [N] and positions [N], both int64."""
+def uniform_words(
+    seeds: Tensor, positions: Tensor, vocab: int, *, stream: int = NoiseStream.TARGET, first: int = 0
+) -> Tensor:
+    """The uint32 behind the noise of tokens first .. first + vocab - 1: int64 [N, vocab] from seeds [N] and positions
+    [N], both int64. `first` is a multiple of 4."""
     # Branches of one tree often stand at the same position: their noise is the same and computed once.
     distinct, of_row = torch.unique(torch.stack((seeds, positions), dim=-1), dim=0, return_inverse=True)
     if len(distinct) < len(seeds):
-        words = uniform_words(distinct[:, 0], distinct[:, 1], vocab, stream=stream)
+        words = uniform_words(distinct[:, 0], distinct[:, 1], vocab, stream=stream, first=first)
         return words.index_select(0, of_row)
     count = seeds.shape[0]
     blocks = -(-vocab // _LANES)
     words = torch.empty((count, blocks, _LANES), dtype=torch.int64, device=seeds.device)
     chunk = blocks if seeds.device.type != "cpu" else max(1, _CPU_CHUNK // max(1, count))
     for start in range(0, blocks, chunk):
-        block = torch.arange(start, min(blocks, start + chunk), device=seeds.device)
-        torch.stack(noise_words(seeds, positions, block[None, :], stream), dim=-1, out=words[:, start : start + chunk])
+        block = torch.arange(start, min(blocks, start + chunk), device=seeds.device)[None, :] + first // _LANES
+        torch.stack(noise_words(seeds, positions, block, stream), dim=-1, out=words[:, start : start + chunk])
     return words.view(count, blocks * _LANES)[:, :vocab]
 
 

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from ssd.kernels.draw import draw_ids
+from ssd.runtime.draws import reference_ids
 from ssd.speculation.philox import NoiseStream, seed_pattern
 from ssd.speculation.sampling import DrawRow, SamplingParams, TokenHistory, top_candidates
+from tests.ssd.parallel.sharding import columns, over_ranks, random_logits
 
 SEEDS = [0, 1, (1 << 64) - 1, 1 << 63, 0x0123456789ABCDEF, 77]
 POSITIONS = [0, 1, 5, 100_000, 131_071, 9]
@@ -87,3 +89,18 @@ def test_another_stream_draws_other_tokens(device):
 def test_a_count_out_of_range_is_refused(device):
     with pytest.raises(ValueError, match="count must be between 1 and 4"):
         drawn(torch.zeros(6, 4, device=device), 5)
+
+
+def kernel_over_ranks(scores, seeds, positions, temperatures, count, part):
+    found = draw_ids(scores, seeds, positions, temperatures, count=count, part=part)
+    return torch.where(found.status[:, None] == 0, found.ids, -1)
+
+
+@pytest.mark.parametrize(("vocab", "size", "count"), [(9, 2, 1), (9, 4, 3), (5003, 2, 4)])
+def test_ranks_with_a_part_each_draw_what_one_draws(device, vocab, size, count):
+    logits = random_logits(vocab).to(device)
+    logits[1, vocab - 1] = float("nan")
+    logits[2, : vocab - 4] = float("-inf")
+    expected = reference_ids(logits, *columns(device), count)
+    for ids in over_ranks(kernel_over_ranks, logits, size, count):
+        assert torch.equal(ids, expected)

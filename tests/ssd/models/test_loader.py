@@ -1,7 +1,6 @@
 """Weights reach their layers whole or in shards, and nothing is missing or left over unnoticed."""
 
 import json
-import threading
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from ssd.models.checkpoint import write_checkpoint
 from ssd.models.errors import ModelError
 from ssd.models.loader import load_model
 from tests.ssd.engine import Engine, random_ids
+from tests.ssd.threads import on_threads
 from tests.toy import make_toy
 
 WEIGHTS = "model.safetensors"
@@ -117,51 +117,17 @@ class Slice:
         return self.tensor[index]
 
 
-class Threads:
-    """Collective among threads of one process."""
-
-    def __init__(self, size):
-        self.parts = [None] * size
-        self.barrier = threading.Barrier(size, timeout=30)
-
-    def at(self, rank):
-        group = self
-
-        class Member:
-            def exchange(self, x):
-                group.parts[rank] = x
-                group.barrier.wait()
-                parts = list(group.parts)
-                group.barrier.wait()
-                return parts
-
-            def all_reduce(self, x):
-                return torch.stack(self.exchange(x)).sum(0)
-
-            def all_gather(self, x):
-                return torch.cat(self.exchange(x), dim=-1)
-
-        return Member()
-
-
 @pytest.mark.parametrize(("family", "size"), [("llama", 2), ("qwen2", 2), ("qwen3", 2), ("llama", 4), ("qwen2", 4)])
 def test_shards_together_compute_what_the_whole_computes(tmp_path, family, size):
     # 2 key/value heads: split over 2 ranks, replicated on 4. 320 rows of vocabulary split evenly over both.
     path = make_toy(tmp_path, family)
     ids = random_ids(40, seed=3)
     expected = Engine.load(path, dtype="float64").logits(ids)
-    group, results = Threads(size), [None] * size
 
-    def run(rank):
-        shard = Shard(rank, size, group.at(rank))
-        results[rank] = Engine.load(path, dtype="float64", shard=shard).logits(ids)
+    def run(rank, collective):
+        return Engine.load(path, dtype="float64", shard=Shard(rank, size, collective)).logits(ids)
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    for result in results:
+    for result in on_threads(size, run):
         torch.testing.assert_close(result, expected, rtol=0, atol=1e-10)
 
 
@@ -182,20 +148,13 @@ def test_each_shard_holds_its_part_of_every_matrix(tmp_path):
 def test_a_vocabulary_that_does_not_divide_is_filled_up():
     vocab, hidden = 10, 4
     whole = torch.randn(vocab, hidden)
-    group, logits = Threads(3), [None] * 3
 
-    def run(rank):
-        build = Build(shard=Shard(rank, 3, group.at(rank)))
-        layer = VocabEmbedding(vocab, hidden, build)
+    def run(rank, collective):
+        layer = VocabEmbedding(vocab, hidden, Build(shard=Shard(rank, 3, collective)))
         layer.load("weight", Slice(whole))
-        logits[rank] = layer.logits(layer(torch.arange(vocab)))
+        return layer.logits(layer(torch.arange(vocab)))
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    for result in logits:
+    for result in on_threads(3, run):
         torch.testing.assert_close(result, whole @ whole.T)
 
 

@@ -7,6 +7,7 @@ from ssd.layers.attention import AttentionContext
 from ssd.runtime.draws import reference_ids
 from ssd.runtime.fast_steps import FastSteps
 from ssd.runtime.graphs import Eager
+from ssd.runtime.heads import head_of
 from ssd.runtime.runner import ModelRunner
 from ssd.runtime.static_step import Shared
 from ssd.runtime.step_sizes import Demand, StepSizes
@@ -63,15 +64,16 @@ def fast_engine(loaded, *, blocks: int = 128, block_size: int = 8, executor=None
     wanted = Demand(**({"queries": 9, "sequences": 16, "branches": 32, "chain": 8} | demand))
     context = min(loaded.config.max_position, blocks * block_size)
     sizes = StepSizes.make(wanted, context=context, block_size=block_size, token_budget=128)
+    head = head_of(loaded, wanted.vocab)
     with torch.inference_mode():
-        logits = torch.zeros(sizes.most_tokens, loaded.config.vocab_size, dtype=loaded.dtype, device=loaded.device)
+        scores = torch.zeros(sizes.most_tokens, head.width, dtype=loaded.dtype, device=loaded.device)
         shared = Shared(
             loaded.model,
             engine.kv,
             backend or DeviceAttention(),
             executor or Eager(),
-            logits,
-            wanted.vocab or loaded.config.vocab_size,
+            scores,
+            head,
             wanted.chain,
             loaded.config.max_position,
         )

@@ -57,6 +57,6 @@ def test_the_cpu_has_its_own_default(loaded):
 
 
 def test_graphs_need_a_gpu(loaded):
-    with pytest.raises(FieldError, match="cuda_graphs: needs one GPU"):
+    with pytest.raises(FieldError, match="cuda_graphs: needs a GPU"):
         make_runner(loaded, EngineConfig(kv_tokens=160, cuda_graphs="on"))
     assert make_runner(loaded, EngineConfig(cuda_graphs="off"))[1].blocks == 1024
