@@ -23,6 +23,9 @@ VERIFICATIONS = ("coupled", "rejection")
 FALLBACKS = ("auto", "jit", "ngram", "none")
 FAN_OUT_RULES = ("uniform", "geometric", "measured")  # of a server; explicit lists are for requests
 MAX_DRAFTS = 4  # of one sequence
+MAX_RANKS = 8  # of one model
+MAX_DRAFT_RANKS = 2
+ALL_REDUCE = ("group", "one_shot")
 SWITCH = ("auto", "on", "off")
 COMPILE = ("off", "on")
 CPU_KV_TOKENS = 16384
@@ -49,6 +52,10 @@ class EngineConfig:
     cuda_graphs: str = "auto"  # steps as CUDA graphs; auto: on a GPU whose attention can be captured
     compile: str = "off"  # on: torch.compile makes the layers' kernels instead of the project's own
     memory_fraction: float = 0.9  # of a GPU's memory, for this process; two on one GPU share it
+    tp: int = 1  # processes that share the model (tensor parallel), one GPU each
+    all_reduce: str = "group"  # how ranks add up: NCCL's (gloo's on the CPU), or one_shot for small ones over NVLink
+    rank_silence_s: float = 5.0  # a rank that gives no sign of life for this long is lost, and all end
+    collective_timeout_s: float = 60.0  # longest one step of all ranks may take
 
     def __post_init__(self) -> None:
         _one_of("attention", self.attention, ATTENTION)
@@ -67,6 +74,18 @@ class EngineConfig:
         _at_least("max_sequences", self.max_sequences, 1)
         _at_least("token_budget", self.token_budget, 1)
         _at_least("max_context", self.max_context, 0)
+        self._check_ranks()
+
+    def _check_ranks(self) -> None:
+        if not 1 <= self.tp <= MAX_RANKS:
+            raise FieldError("tp", f"is {self.tp}, must be in 1..{MAX_RANKS}")
+        _one_of("all_reduce", self.all_reduce, ALL_REDUCE)
+        if self.all_reduce == "one_shot" and self.device.startswith("cpu"):
+            raise FieldError("all_reduce", "one_shot is for GPUs that reach each other's memory; the device is a CPU")
+        if self.tp > 1 and self.compile == "on":
+            raise FieldError("compile", f"is for one rank; tp is {self.tp}")
+        _positive("rank_silence_s", self.rank_silence_s)
+        _positive("collective_timeout_s", self.collective_timeout_s)
 
 
 @dataclass(frozen=True)
@@ -104,6 +123,8 @@ class DraftConfig:
         _at_least("max_k", self.max_k, 1)
         _at_least("max_branches", self.max_branches, 1)
         _positive("drain_s", self.drain_s)
+        if self.engine.tp > MAX_DRAFT_RANKS:
+            raise FieldError("engine.tp", f"is {self.engine.tp}, must be in 1..{MAX_DRAFT_RANKS} for a draft")
 
 
 @dataclass(frozen=True)
