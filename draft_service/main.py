@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import time
 from dataclasses import dataclass
@@ -19,7 +18,10 @@ from ssd.config import DraftConfig
 from ssd.models.builtin import resolve_model
 from ssd.models.checkpoint import Checkpoint
 from ssd.models.config import ModelConfig
-from ssd.models.loader import EMBEDDING, LoadedModel, load_model
+from ssd.models.loader import EMBEDDING, LoadedModel
+from ssd.parallel.plan import Plan
+from ssd.parallel.ranks import ALONE, Team
+from ssd.parallel.serving import run_ranked, team_of
 from ssd.rpc.engine_process import LoadProgress, run_engine
 from ssd.rpc.model_info import model_info
 from ssd.rpc.server import Server, StartupError
@@ -56,7 +58,7 @@ class Sources:
 def main(config: DraftConfig) -> int:
     """Run the process; returns its exit status. StartupError says why it cannot start."""
     logging.configure(service="draft")
-    return asyncio.run(serve(config))
+    return run_ranked(config.engine, functools.partial(serve, config))
 
 
 async def serve(config: DraftConfig) -> int:
@@ -66,38 +68,35 @@ async def serve(config: DraftConfig) -> int:
     draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server.grpc)
     await server.start()
     log.info("listening", address=server.address, model=config.model)
-    build = functools.partial(load_engine, config)
-    return await run_engine(server, build, servicer.begin, config.drain_s)
+    with team_of(config.engine, server) as team:
+        build = functools.partial(load_engine, config, team=team)
+        return await run_engine(server, build, servicer.begin, config.drain_s)
 
 
-def load_engine(config: DraftConfig, progress: LoadProgress) -> DraftEngine:
+def load_engine(config: DraftConfig, progress: LoadProgress, team: Team = ALONE) -> DraftEngine:
     """The engine that `config` describes, warmed up. ModelError or FieldError (both ValueError) for what is wrong."""
     started = time.monotonic()
     if config.engine.threads:
         torch.set_num_threads(config.engine.threads)
     sources = Sources.find(config, progress)
-    loaded = load_model(
-        sources.model,
-        dtype=config.engine.dtype,
-        device=config.engine.device,
-        embedding_from=sources.embedding,
-        # No rounding of the draft can reach the output, so here it has to be asked for.
-        deterministic=config.engine.deterministic == "on",
-        compiled=config.engine.compile == "on",
-        progress=progress,
-    )
+    demand = demand_of(config, ModelConfig.from_directory(sources.model).vocab_size)
+    # No rounding of the draft can reach the output, so here it has to be asked for.
+    deterministic = config.engine.deterministic == "on"
+    plan = Plan(sources.model, config.engine, demand, deterministic, sources.embedding)
+    loaded = plan.load(team.join(plan), progress=progress)
+    team.all_loaded()
     own = sources.tokenizer == sources.model
     eos_ids = loaded.config.eos_ids if own else ModelConfig.from_directory(sources.tokenizer).eos_ids
     info = model_info(loaded, config.model, sources.model, config.engine, sources.tokenizer, eos_ids)
-    engine = make_engine(loaded, config, info)
+    engine = make_engine(loaded, config, info, team)
     warm_up(engine)
     log.info("loaded", seconds=round(time.monotonic() - started, 1), dtype=engine.info.dtype)
     return engine
 
 
-def make_engine(loaded: LoadedModel, config: DraftConfig, info: types_pb2.ModelInfo) -> DraftEngine:
-    """An engine with a KV cache of its own around a loaded model."""
-    demand = Demand(
+def demand_of(config: DraftConfig, vocab_size: int) -> Demand:
+    """What this service may ask of a step."""
+    return Demand(
         # After full acceptance: the last committed token, the proposal in flight, and what is known to follow it.
         queries=2 * config.max_k + 2,
         sequences=config.engine.max_sequences,
@@ -105,10 +104,14 @@ def make_engine(loaded: LoadedModel, config: DraftConfig, info: types_pb2.ModelI
         depth=config.max_k,
         candidates=RANKS_KEPT + 1,
         chain=config.max_k,
-        vocab=info.vocab_size,
+        vocab=vocab_size,
     )
-    runner, pool = make_runner(loaded, config.engine, demand, prepare=True)
-    return DraftEngine(runner, pool, loaded.config, config, info)
+
+
+def make_engine(loaded: LoadedModel, config: DraftConfig, info: types_pb2.ModelInfo, team: Team = ALONE) -> DraftEngine:
+    """An engine with a KV cache of its own around a loaded model."""
+    runner, pool = make_runner(loaded, config.engine, demand_of(config, info.vocab_size), prepare=True)
+    return DraftEngine(team.lead(runner), pool, loaded.config, config, info)
 
 
 def warm_up(engine: DraftEngine) -> None:

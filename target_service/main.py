@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import time
 
@@ -12,7 +11,10 @@ import torch
 from protos.ssd.v1 import target_pb2, target_pb2_grpc, types_pb2
 from ssd.config import TargetConfig
 from ssd.models.builtin import resolve_model
-from ssd.models.loader import LoadedModel, load_model
+from ssd.models.loader import LoadedModel
+from ssd.parallel.plan import Plan
+from ssd.parallel.ranks import ALONE, Team
+from ssd.parallel.serving import run_ranked, team_of
 from ssd.rpc.engine_process import LoadProgress, run_engine
 from ssd.rpc.model_info import model_info
 from ssd.rpc.server import Server, StartupError
@@ -32,7 +34,7 @@ log = structlog.get_logger()
 def main(config: TargetConfig) -> int:
     """Run the process; returns its exit status. StartupError says why it cannot start."""
     logging.configure(service="target")
-    return asyncio.run(serve(config))
+    return run_ranked(config.engine, functools.partial(serve, config))
 
 
 async def serve(config: TargetConfig) -> int:
@@ -42,37 +44,40 @@ async def serve(config: TargetConfig) -> int:
     target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server.grpc)
     await server.start()
     log.info("listening", address=server.address, model=config.model)
-    build = functools.partial(load_engine, config)
-    return await run_engine(server, build, servicer.begin, config.drain_s)
+    with team_of(config.engine, server) as team:
+        build = functools.partial(load_engine, config, team=team)
+        return await run_engine(server, build, servicer.begin, config.drain_s)
 
 
-def load_engine(config: TargetConfig, progress: LoadProgress) -> TargetEngine:
+def load_engine(config: TargetConfig, progress: LoadProgress, team: Team = ALONE) -> TargetEngine:
     """The engine that `config` describes, warmed up. ModelError or FieldError (both ValueError) for what is wrong."""
     started, engine = time.monotonic(), config.engine
     if engine.threads:
         torch.set_num_threads(engine.threads)
     directory = resolve_model(config.model, progress=progress)
-    loaded = load_model(
-        directory,
-        dtype=engine.dtype,
-        device=engine.device,
-        deterministic=resolve_deterministic(engine.deterministic, engine.dtype, engine.device),
-        compiled=engine.compile == "on",
-        progress=progress,
-    )
+    deterministic = resolve_deterministic(engine.deterministic, engine.dtype, engine.device)
+    plan = Plan(directory, engine, demand_of(config), deterministic)
+    loaded = plan.load(team.join(plan), progress=progress)
+    team.all_loaded()
     info = model_info(loaded, config.model, directory, engine, directory, loaded.config.eos_ids)
-    target = make_engine(loaded, config, info)
+    target = make_engine(loaded, config, info, team)
     warm_up(target)
     seconds = round(time.monotonic() - started, 1)
     log.info("loaded", seconds=seconds, dtype=target.info.dtype, deterministic=target.info.deterministic)
     return target
 
 
-def make_engine(loaded: LoadedModel, config: TargetConfig, info: types_pb2.ModelInfo) -> TargetEngine:
+def demand_of(config: TargetConfig) -> Demand:
+    """What this service may ask of a step."""
+    return Demand(queries=config.max_k + 1, sequences=config.engine.max_sequences)
+
+
+def make_engine(
+    loaded: LoadedModel, config: TargetConfig, info: types_pb2.ModelInfo, team: Team = ALONE
+) -> TargetEngine:
     """An engine with a KV cache of its own around a loaded model."""
-    demand = Demand(queries=config.max_k + 1, sequences=config.engine.max_sequences)
-    runner, pool = make_runner(loaded, config.engine, demand, prepare=True)
-    return TargetEngine(runner, pool, loaded.config, config, info)
+    runner, pool = make_runner(loaded, config.engine, demand_of(config), prepare=True)
+    return TargetEngine(team.lead(runner), pool, loaded.config, config, info)
 
 
 def warm_up(engine: TargetEngine) -> None:

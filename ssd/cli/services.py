@@ -46,6 +46,7 @@ Compile = Annotated[
 MemoryFraction = Annotated[
     float | None, typer.Option(help="Of a GPU's memory, for this process; what is left of it is KV room.")
 ]
+Tp = Annotated[int | None, typer.Option("--tp", help="GPUs (on a CPU: processes) that share the model.")]
 EndWithStdin = Annotated[bool, typer.Option("--end-with-stdin", hidden=True)]
 
 
@@ -64,6 +65,7 @@ def target(
     cuda_graphs: CudaGraphs = None,
     compiled: Compile = None,
     memory_fraction: MemoryFraction = None,
+    tp: Tp = None,
     max_k: MaxK = None,
     file: ConfigFile = None,
     lifeline: EndWithStdin = False,
@@ -82,6 +84,7 @@ def target(
         "cuda_graphs": switch(cuda_graphs),
         "compile": switch(compiled),
         "memory_fraction": memory_fraction,
+        "tp": tp,
     }
     values = {"listen": listen, "model": model, "max_k": max_k, "engine": engine}
     _run("target", TargetConfig, file, values, lifeline)
@@ -105,6 +108,7 @@ def draft(
     cuda_graphs: CudaGraphs = None,
     compiled: Compile = None,
     memory_fraction: MemoryFraction = None,
+    tp: Tp = None,
     max_k: MaxK = None,
     max_branches: Annotated[int | None, typer.Option(help="Most branches of one outcome table.")] = None,
     file: ConfigFile = None,
@@ -124,6 +128,7 @@ def draft(
         "cuda_graphs": switch(cuda_graphs),
         "compile": switch(compiled),
         "memory_fraction": memory_fraction,
+        "tp": tp,
     }
     values = {"listen": listen, "model": model, "target_model": target_model, "max_k": max_k, "engine": engine}
     _run("draft", DraftConfig, file, values | {"max_branches": max_branches}, lifeline)
