@@ -6,6 +6,7 @@ import sys
 import threading
 
 import structlog
+import torch
 
 from ssd.errors import FieldError
 from ssd.parallel.group import join_store
@@ -45,6 +46,8 @@ def serve(place: Place) -> int:
         pulse = Pulse(plan.engine.rank_silence_s, lambda loss: _lose(place, loss), lambda: leave(0))
         pulse.add(0, connected)
         pulse.start()
+        if plan.engine.threads:
+            torch.set_num_threads(plan.engine.threads)
         group = join_group(plan, place, store)
         loaded = plan.load(group.shard, place.local_rank)
         group.all_loaded()
