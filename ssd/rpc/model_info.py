@@ -4,9 +4,13 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from protos.ssd.v1 import types_pb2
 from ssd.config import EngineConfig
+from ssd.layers.build import Build
 from ssd.models.loader import LoadedModel
+from ssd.models.registry import build_model
 from ssd.tokenizer import tokenizer_digest
 
 
@@ -23,9 +27,18 @@ def model_info(
         vocab_size=loaded.config.vocab_size,
         context_length=min(engine.max_context or limit, limit),
         dtype=str(loaded.dtype).removeprefix("torch."),
-        parameters=sum(parameter.numel() for parameter in loaded.model.parameters()),
+        parameters=_parameters(loaded),
         tokenizer_digest=tokenizer_digest(tokenizer),
         tokenizer_source=str(tokenizer),
         eos_ids=eos_ids,
         deterministic=loaded.deterministic,
+        tensor_parallel=loaded.shard.size,
     )
+
+
+def _parameters(loaded: LoadedModel) -> int:
+    """Of the whole model, wherever its parts are."""
+    model = loaded.model
+    if loaded.shard.size > 1:
+        model = build_model(loaded.config, Build(device=torch.device("meta")))
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -54,11 +54,17 @@ def stack_options(toys: Toys) -> StackOptions:
 
 @contextlib.contextmanager
 def running_system(
-    toys: Toys, folder: Path, *, drafts: int = 1, pace: Mapping[str, float] | None = None, **router: object
+    toys: Toys,
+    folder: Path,
+    *,
+    drafts: int = 1,
+    pace: Mapping[str, float] | None = None,
+    stack: Stack | None = None,
+    **router: object,
 ) -> Iterator[System]:
-    """Services that serve. `pace`: seconds that a service's forward pass takes at least, by its name. `router`: fields
-    of RouterConfig to set."""
-    stack = stacks.build(replace(stack_options(toys), drafts=drafts))
+    """Services that serve. `pace`: seconds that a service's forward pass takes at least, by its name. `stack`: their
+    configurations, where these are not the usual ones. `router`: fields of RouterConfig to set."""
+    stack = stack or stacks.build(replace(stack_options(toys), drafts=drafts))
     stack = replace(stack, router=replace(stack.router, **router))  # type: ignore[arg-type]
     file = folder / "config.toml"
     stacks.write(stack, file)

@@ -207,7 +207,7 @@ class OutcomeTable(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., base_len: _Optional[int] = ..., proposal: _Optional[_Iterable[int]] = ..., branches: _Optional[_Iterable[_Union[Branch, _Mapping]]] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "source", "architecture", "vocab_size", "context_length", "dtype", "parameters", "tokenizer_digest", "tokenizer_source", "eos_ids", "deterministic")
+    __slots__ = ("name", "source", "architecture", "vocab_size", "context_length", "dtype", "parameters", "tokenizer_digest", "tokenizer_source", "eos_ids", "deterministic", "tensor_parallel")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -219,6 +219,7 @@ class ModelInfo(_message.Message):
     TOKENIZER_SOURCE_FIELD_NUMBER: _ClassVar[int]
     EOS_IDS_FIELD_NUMBER: _ClassVar[int]
     DETERMINISTIC_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_PARALLEL_FIELD_NUMBER: _ClassVar[int]
     name: str
     source: str
     architecture: str
@@ -230,7 +231,8 @@ class ModelInfo(_message.Message):
     tokenizer_source: str
     eos_ids: _containers.RepeatedScalarFieldContainer[int]
     deterministic: bool
-    def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., dtype: _Optional[str] = ..., parameters: _Optional[int] = ..., tokenizer_digest: _Optional[str] = ..., tokenizer_source: _Optional[str] = ..., eos_ids: _Optional[_Iterable[int]] = ..., deterministic: bool = ...) -> None: ...
+    tensor_parallel: int
+    def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., dtype: _Optional[str] = ..., parameters: _Optional[int] = ..., tokenizer_digest: _Optional[str] = ..., tokenizer_source: _Optional[str] = ..., eos_ids: _Optional[_Iterable[int]] = ..., deterministic: bool = ..., tensor_parallel: _Optional[int] = ...) -> None: ...
 
 class EngineLoad(_message.Message):
     __slots__ = ("running", "waiting", "kv_blocks_used", "kv_blocks_total", "block_size", "steps", "stale_drops", "preemptions")
