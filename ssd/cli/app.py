@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ssd.cli import bench, chat, demo, generate, services, simulate, up
+from ssd.cli import bench, chat, demo, doctor, generate, services, simulate, up
 from ssd.cli.errors import BAD_INPUT, CliError
 from ssd.errors import FieldError
 
@@ -22,6 +22,7 @@ app = typer.Typer(
 )
 for _command in (up.up, services.target, services.draft, services.router, generate.generate, chat.chat, demo.demo):
     app.command()(_command)
+app.command()(doctor.doctor)
 app.add_typer(simulate.app)
 app.add_typer(bench.app)
 

@@ -17,6 +17,9 @@ Deterministic = Annotated[
     ),
 ]
 Threads = Annotated[int | None, typer.Option(help="torch threads of each model process.")]
+Tp = Annotated[
+    int | None, typer.Option("--tp", help="GPUs (on a CPU: processes) that share the target, or the draft served.")
+]
 DefaultMode = Annotated[str | None, typer.Option("--mode", help="ar, sd, ssd or auto, for requests that name none.")]
 DefaultK = Annotated[int | None, typer.Option("--k", help="Proposal length of requests that name none.")]
 DefaultFanOut = Annotated[int | None, typer.Option("--fan-out", help="Fan-out of requests that name none.")]

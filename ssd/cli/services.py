@@ -24,6 +24,7 @@ from ssd.cli.options import (
     Dtype,
     MetricsListen,
     Threads,
+    Tp,
     switch,
 )
 from ssd.config import DraftConfig, RouterConfig, TargetConfig
@@ -46,7 +47,6 @@ Compile = Annotated[
 MemoryFraction = Annotated[
     float | None, typer.Option(help="Of a GPU's memory, for this process; what is left of it is KV room.")
 ]
-Tp = Annotated[int | None, typer.Option("--tp", help="GPUs (on a CPU: processes) that share the model.")]
 EndWithStdin = Annotated[bool, typer.Option("--end-with-stdin", hidden=True)]
 
 

@@ -33,6 +33,7 @@ class StackOptions:
     dtype: str | None = None
     deterministic: bool | None = None
     threads: int | None = None
+    tp: int | None = None  # of the target
     mode: str | None = None
     k: int | None = None
     fan_out: int | None = None
@@ -74,7 +75,7 @@ def build(options: StackOptions) -> Stack:
     target_values: dict[str, Any] = {
         "listen": f"{HOST}:{target_port}",
         "model": options.target_model,
-        "engine": engine,
+        "engine": engine | {"tp": options.tp},
         "drain_s": DRAIN_S,
     }
     target = config.load(TargetConfig, "target", file=options.file, overrides=target_values)
@@ -84,6 +85,7 @@ def build(options: StackOptions) -> Stack:
             "listen": f"{HOST}:{draft_ports[0]}",
             "model": options.draft_model,
             "target_model": target.model,
+            "engine": engine,
         }
         draft = config.load(DraftConfig, "draft", file=options.file, overrides=draft_values)
     router_values = {
@@ -109,7 +111,9 @@ def build(options: StackOptions) -> Stack:
             raise FieldError("router.k", f"is {router.k}, above {name}.max_k = {most}")
     half = max(1, cores() // 2)
     shared = max(1, half // len(draft_ports)) if draft_ports else 1
-    return Stack(_with_threads(target, half), _with_threads(draft, shared) if draft else None, router)
+    return Stack(
+        _with_threads(target, max(1, half // target.engine.tp)), _with_threads(draft, shared) if draft else None, router
+    )
 
 
 def _ports(options: StackOptions) -> list[int]:

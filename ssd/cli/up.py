@@ -22,6 +22,7 @@ from ssd.cli.options import (
     MetricsListen,
     TargetModel,
     Threads,
+    Tp,
 )
 from ssd.cli.running import run_folder, running
 from ssd.cli.signals import StopRequested, stop_on_signals
@@ -45,6 +46,7 @@ def up(
     dtype: Dtype = None,
     deterministic: Deterministic = None,
     threads: Threads = None,
+    tp: Tp = None,
     mode: DefaultMode = None,
     k: DefaultK = None,
     fan_out: DefaultFanOut = None,
@@ -72,6 +74,7 @@ def up(
         dtype=dtype,
         deterministic=deterministic,
         threads=threads,
+        tp=tp,
         mode=mode,
         k=k,
         fan_out=fan_out,

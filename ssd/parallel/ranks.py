@@ -18,6 +18,7 @@ import torch.distributed as dist
 from ssd.config import EngineConfig
 from ssd.errors import FieldError
 from ssd.layers.shard import Shard
+from ssd.parallel import preflight
 from ssd.parallel.group import Group, form, join_store, loopback_store
 from ssd.parallel.line import Line
 from ssd.parallel.meeting import Meeting
@@ -91,6 +92,8 @@ class Ranks:
 
     def join(self, plan: Plan) -> Shard:
         plan.check()
+        if self._place is None:
+            preflight.require(self._engine)
         place, store = self._meeting_place()
         meeting = Meeting(place, store, plan.to_json())
         for rank, connected in meeting.gather(self._check_children).items():

@@ -25,7 +25,7 @@ SILENCE_S = 3.0
 STATED_S = SILENCE_S + END_WITHIN_S
 BUSY_S = 4.0
 """What a machine that is busy with other tests may add."""
-TOKENS = 700
+TOKENS = 200
 HEALTH = stacks.HEALTH_NAMES["target"]
 
 
@@ -130,7 +130,7 @@ def test_a_lost_rank_ends_the_group_and_no_stream(two: Two, ranks: int, number: 
     readings = [Reading(two.system, request(types_pb2.MODE_SSD, TOKENS)) for _ in range(2)]
     try:
         for reading in readings:
-            reading.at_least(30)
+            reading.at_least(20)
         peers.eventually(lambda: peers.SERVING in health.said, "the health is known")
         victim.send_signal(number)
         status = two.system.supervisor["target"].process.wait(STATED_S + BUSY_S)
