@@ -17,6 +17,7 @@ PACKAGES = (
     "ssd/models",
     "ssd/layers",
     "ssd/runtime",
+    "ssd/parallel",
     "ssd/rpc",
     "ssd/telemetry",
     "ssd/simulator",

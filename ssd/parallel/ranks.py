@@ -99,7 +99,10 @@ class Ranks:
         for rank, connected in meeting.gather(self._check_children).items():
             self._pulse.add(rank, connected)
         self._pulse.start()
-        self._group = join_group(plan, place, store)
+        try:
+            self._group = join_group(plan, place, store)
+        except RuntimeError as error:
+            raise FieldError("engine.tp", f"the ranks cannot form a group: {str(error).splitlines()[0]}") from error
         log.info("ranks together", ranks=place.size, processes=self.processes)
         return self._group.shard
 

@@ -1,5 +1,6 @@
 """A target over several ranks: the same ids, and the whole group gone in time when any rank dies or stands still."""
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from ssd.cli.supervisor import ServiceSpec
 from ssd.parallel.ranks import END_WITHIN_S
 from ssd.rpc.options import CHANNEL_OPTIONS
 from tests.system import peers
-from tests.system.command import all_gone
+from tests.system.command import Command, all_gone
 from tests.system.reading import Reading, request
 from tests.system.services import System, Toys, running_system, stack_options
 
@@ -156,3 +157,20 @@ def test_a_target_that_is_asked_to_end_takes_its_ranks_with_it(two: Two) -> None
     target.terminate()
     assert two.system.supervisor["target"].process.wait(20) == 0
     assert all_gone(others, BUSY_S)
+
+
+@pytest.mark.timeout(120)
+def test_ranks_that_others_start_meet_by_the_environment(toys: Toys) -> None:
+    meeting, listen = free_ports(stacks.HOST, 2)
+    arguments = ("target", "--model", str(toys.target), "--dtype", "float32", "--threads", "1", "--tp", "2")
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": stacks.HOST, "MASTER_PORT": str(meeting)}
+
+    def rank(number: int) -> Command:
+        place = {"RANK": str(number), "LOCAL_RANK": str(number)}
+        return Command(*arguments, "--listen", f"{stacks.HOST}:{listen}", environment=os.environ | common | place)
+
+    with rank(1) as follower, rank(0) as leader:
+        peers.eventually(lambda: any('"serving"' in line for line in leader.err), "rank 0 serves", 60.0)
+        assert not leader.children(), "these ranks are not its children"
+        leader.process.kill()
+        assert follower.wait_end(STATED_S + BUSY_S) == 1
