@@ -28,9 +28,17 @@ class ProcessGroup:
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, x.contiguous())
-        return torch.cat(parts, dim=-1)
+        rows, width = x.shape
+        if not rows:
+            return x.new_empty(0, width * dist.get_world_size())
+        return self.parts(x).transpose(0, 1).reshape(rows, -1)
+
+    def parts(self, x: torch.Tensor) -> torch.Tensor:
+        """Every rank's x, in rank order: [size, *shape of x]."""
+        # Into one tensor, which a CUDA graph captures without copies of its own.
+        everyones = x.new_empty(dist.get_world_size() * len(x), *x.shape[1:])
+        dist.all_gather_into_tensor(everyones, x.contiguous())
+        return everyones.view(-1, *x.shape)
 
 
 @dataclass(frozen=True)

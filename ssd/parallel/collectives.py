@@ -23,16 +23,14 @@ class OrderedSums:
     bits, which is what a deterministic model and comparisons on the CPU need. It moves more bytes.
     """
 
-    def __init__(self, group: Collective) -> None:
+    def __init__(self, group: ProcessGroup) -> None:
         self._group = group
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, x.contiguous())
-        total = parts[0]
-        for part in parts[1:]:
-            total = total + part
-        return total
+        first, *others = self._group.parts(x)
+        for part in others:
+            first = first + part
+        return first
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return self._group.all_gather(x)

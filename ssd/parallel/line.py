@@ -20,27 +20,32 @@ Broadcast = Callable[[torch.Tensor], None]
 
 
 class Line:
-    """Rank 0's end. While a call is under way `busy_since` says since when, so that a watcher can see it hang."""
+    """Rank 0's end."""
 
     def __init__(self, broadcast: Broadcast) -> None:
-        self.busy_since: float | None = None
-        """Monotonic seconds."""
+        self._busy_since: float | None = None
         self._broadcast = broadcast
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._last = time.monotonic()
 
+    @property
+    def busy_s(self) -> float:
+        """How long the present call has been under way, seconds; 0 when none is. A watcher sees it hang."""
+        since = self._busy_since
+        return 0.0 if since is None else time.monotonic() - since
+
     @contextlib.contextmanager
     def calling(self, call: Call) -> Iterator[None]:
         """The other ranks make this call, and so does rank 0 inside the context."""
         with self._lock:
-            self.busy_since = time.monotonic()
+            self._busy_since = time.monotonic()
             try:
                 self._send(call)
                 yield
             finally:
                 self._last = time.monotonic()
-                self.busy_since = None
+                self._busy_since = None
 
     def keep_alive(self, every_s: float) -> None:
         """On a thread: no silence on the line is longer than `every_s`, so that waiting for a call has a limit too."""
@@ -53,7 +58,7 @@ class Line:
 
     def _fill_silence(self, every_s: float) -> None:
         while not self._closed.wait(every_s / 2):
-            if self.busy_since is None and time.monotonic() - self._last >= every_s / 2:
+            if self._busy_since is None and time.monotonic() - self._last >= every_s / 2:
                 try:
                     with self.calling(Call(Kind.NOOP)):
                         continue

@@ -169,9 +169,8 @@ class Ranks:
                 raise FieldError("engine.tp", f"rank {rank} ended with status {status} while starting; see its log")
 
     def _hung(self) -> Loss | None:
-        since = None if self._line is None else self._line.busy_since
         limit = self._engine.collective_timeout_s
-        if since is not None and time.monotonic() - since > limit:
+        if self._line is not None and self._line.busy_s > limit:
             return Loss(0, f"a step of all ranks has been under way for more than {limit:g} s")
         return None
 

@@ -25,12 +25,12 @@ class LeadingRunner:
     def run(self, rows: Sequence[RunRow]) -> torch.Tensor:
         self._own.check_rows(rows)
         with self._line.calling(Call(Kind.RUN, rows=rows)):
-            return self._own.run(rows)
+            return _computed(self._own.run(rows))
 
     def run_branches(self, items: Sequence[BranchItem]) -> torch.Tensor:
         self._own.check_branches(items)
         with self._line.calling(Call(Kind.RUN_BRANCHES, items=items)):
-            return self._own.run_branches(items)
+            return _computed(self._own.run_branches(items))
 
     def step(self, rows: Sequence[RunRow], draws: Draws, count: int = 1) -> Stepped:
         self._own.check_rows(rows)
@@ -58,7 +58,14 @@ class LeadingRunner:
 
     def _logits(self, stepped: Stepped, wanted: Sequence[int]) -> torch.Tensor:
         with self._line.calling(Call(Kind.LOGITS, wanted=wanted)):
-            return stepped.logits(wanted)
+            return _computed(stepped.logits(wanted))
+
+
+def _computed(logits: torch.Tensor) -> torch.Tensor:
+    """Logits that are there: a call whose exchange hangs on the device must be seen to be under way."""
+    if logits.is_cuda:
+        torch.cuda.current_stream(logits.device).synchronize()
+    return logits
 
 
 def follow(runner: ModelRunner, receive: Callable[[], Call]) -> NoReturn:

@@ -41,7 +41,7 @@ REQUESTS = (
     (types_pb2.SamplingParameters(temperature=0.8, seed=2, top_p=0.9, repetition_penalty=1.2), 3),
     (types_pb2.SamplingParameters(temperature=0.0, seed=3), 2),
 )
-PROMPT, TOKENS, K = tuple(range(40, 75)), 40, 4
+PROMPT, TOKENS, K = tuple(range(40, 75)), 28, 4
 
 
 @dataclass(frozen=True)
