@@ -13,7 +13,7 @@ from tests.toy import make_noisy_draft, make_toy
 
 pytestmark = pytest.mark.alone
 
-TOKENS = 300
+TOKENS = 200
 DRAFTS = 4
 # A step long enough for every table to be there in time, so that only what is in the tables counts.
 TARGET_S = 0.1
