@@ -288,7 +288,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "command": " ".join(sys.argv),
+        "command": " ".join(["python -m bench.step", *sys.argv[1:]]),
         "copy_bytes_per_s": COPY_BYTES_PER_S,
         "context": CONTEXT,
     }
