@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 
 import torch
-from triton.runtime.errors import OutOfResources  # type: ignore[import-untyped]
+from triton.runtime.errors import OutOfResources
 
 from bench.kernel_parts import make_weights
 from bench.kernel_timing import microseconds

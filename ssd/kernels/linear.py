@@ -17,8 +17,8 @@ up together and leaves silu(gate) * up.
 from dataclasses import dataclass
 
 import torch
-import triton  # type: ignore[import-untyped]
-import triton.language as tl  # type: ignore[import-untyped]
+import triton
+import triton.language as tl
 
 from ssd.kernels.dependent import fetch_lines, let_next_start, wait_for_previous
 from ssd.kernels.tiles import LinearTile
