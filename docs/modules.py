@@ -16,6 +16,7 @@ PACKAGES = (
     "ssd/speculation",
     "ssd/models",
     "ssd/layers",
+    "ssd/kernels",
     "ssd/runtime",
     "ssd/rpc",
     "ssd/telemetry",
@@ -25,6 +26,8 @@ PACKAGES = (
     "draft_service",
     "router",
     "bench",
+    "bench/run",
+    "bench/inflate",
 )
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ssd.runtime.draws import MOST_RANKED, PlainDraw, drawn_plainly, plain_draw
+from ssd.runtime.runner import Stepped
 from ssd.speculation.law import SparseLaw
 from ssd.speculation.sampling import DrawRow, top_candidates
 from ssd.speculation.sparse_law import draw_from_sparse_laws, filtered_laws, sparse_laws
@@ -29,6 +31,13 @@ class Wanted:
 
     row: DrawRow
     law: Saguaro | None = None
+
+    @property
+    def plain(self) -> PlainDraw | None:
+        """The draw for a device that knows nothing but temperatures, if that is all it takes."""
+        if self.law is not None or self.row.forbidden or not drawn_plainly(self.row.params):
+            return None
+        return plain_draw(self.row.params, self.row.position)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +64,25 @@ def drawn(logits: Tensor, wanted: Sequence[Wanted], count: int, vocab: int) -> l
             for i, answer in zip(members, _answers(part, asked, min(count, common.shape[1])), strict=True):
                 answers[i] = answer
     return answers
+
+
+def stepped_answers(
+    stepped: Stepped, wanted: Sequence[Wanted], numbers: Sequence[int], count: int, vocab: int
+) -> list[Drawn]:
+    """`drawn` where the device has made the plain draws already; numbers[i] is the logits' row for wanted[i]."""
+    plain = [count <= MOST_RANKED and one.plain is not None for one in wanted]
+    others = [i for i in range(len(wanted)) if not plain[i]]
+    answers = [ranked(stepped.ids[n][:count]) if known else Drawn(()) for n, known in zip(numbers, plain, strict=True)]
+    if others:
+        logits = stepped.logits([numbers[i] for i in others])
+        for i, answer in zip(others, drawn(logits, [wanted[i] for i in others], count, vocab), strict=True):
+            answers[i] = answer
+    return answers
+
+
+def ranked(ids: Sequence[int]) -> Drawn:
+    """The device's ids; none of a row that cannot be drawn from."""
+    return Drawn(()) if ids[0] < 0 else Drawn(tuple(ids))
 
 
 def _answers(logits: Tensor, wanted: Sequence[Wanted], count: int) -> list[Drawn]:

@@ -1,4 +1,4 @@
-"""The draft's engine: messages in, at most one forward pass a step, messages out. No IO and no clock of its own.
+"""The draft's engine: messages in, at most one pass a step, messages out. No IO and no clock of its own.
 
 Nothing here is precious. A message that does not fit what is held is dropped and counted, a gap is answered with
 NeedResync, and a sequence that cannot be served is refused: the target goes on without it.
@@ -32,6 +32,7 @@ from ssd.runtime.blocks import BlockPool
 from ssd.runtime.runner import ModelRunner
 from ssd.speculation.outcomes import OutcomeTable
 from ssd.speculation.proposal import Proposal, Source
+from ssd.telemetry.trace import NO_TRACER, Tracer
 
 _SOURCES = {types_pb2.PROPOSAL_SOURCE_JIT: Source.PROPOSAL, types_pb2.PROPOSAL_SOURCE_NGRAM: Source.NGRAM}
 
@@ -42,18 +43,25 @@ class DraftEngine:
     """Drafts for the sequences of any number of streams from one model; see ssd.rpc.engine_loop.Engine."""
 
     def __init__(
-        self, runner: ModelRunner, pool: BlockPool, model: ModelConfig, config: DraftConfig, info: types_pb2.ModelInfo
+        self,
+        runner: ModelRunner,
+        pool: BlockPool,
+        model: ModelConfig,
+        config: DraftConfig,
+        info: types_pb2.ModelInfo,
+        tracer: Tracer = NO_TRACER,
     ) -> None:
         """`info` says how many ids the clients may use; the model's own vocabulary may be padded beyond that."""
         context = min(config.engine.max_context or model.max_position, model.max_position)
         vocab = min(info.vocab_size or model.vocab_size, model.vocab_size)
         self.info = info
+        self._tracer = tracer
         self.limits = Limits(vocab, context, config.max_k, config.max_branches, tuple(info.eos_ids) or model.eos_ids)
         self.live = Streams()
         self.experience = Experience()
         self._room = Room(self.live, pool)
         self._scheduler = Scheduler(self._room, config.engine.token_budget)
-        self._passes = Passes(runner, vocab, config.max_k + 1)
+        self._passes = Passes(runner, vocab, config.max_k + 1, tracer)
         self._mail = DraftMail()
         self._pool = pool
         self._config = config
@@ -92,7 +100,8 @@ class DraftEngine:
     # The step
 
     def begin(self, now: float) -> None:
-        """Choose a step's work, run it and take in its results: at most one forward pass.
+        """Choose a step's work, run it and take in its results: at most one forward pass, or several behind one another
+        on the device where nothing is worth sending between them.
 
         Outcomes that arrive meanwhile are handled after that, so they find everything that was drafted.
         """
@@ -131,6 +140,8 @@ class DraftEngine:
         result = sequence.take(drawn)
         if isinstance(result, OutcomeTable):
             self._mail.anticipate(sequence.stream, sequence.number, result)
+            now = self._tracer.now()
+            self._tracer.instant("tables", "publish", now, sequence=sequence.number, base=result.base_len)
         else:
             self._answer(sequence, result)
 
@@ -251,6 +262,8 @@ class DraftEngine:
 
     def _answer(self, sequence: DraftSequence, proposal: Proposal | None) -> None:
         if proposal is not None:
+            now = self._tracer.now()
+            self._tracer.instant("proposals", "publish", now, sequence=sequence.number, ids=len(proposal.ids))
             self._mail.propose(sequence.stream, sequence.number, proposal)
 
     # Sequences that are given up

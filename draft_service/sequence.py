@@ -278,7 +278,17 @@ class DraftSequence:
     @property
     def branches(self) -> int:
         """How many branches grow."""
-        return len(self.round.tree.growing) if self.round.tree is not None else 0
+        return len(self.growing)
+
+    @property
+    def growing(self) -> list[Path]:
+        """Branches that get a token in the next step."""
+        return self.round.tree.growing if self.round.tree is not None else []
+
+    @property
+    def depths_to_due(self) -> int:
+        """Depths that the branches can grow before their table is worth sending."""
+        return self.round.tree.depths_to_due if self.round.tree is not None else 0
 
     def branch_items(self) -> list[BranchItem]:
         """The newest token of each growing branch."""

@@ -73,6 +73,12 @@ class Tree:
             return any(path.ids for path in self.paths)
         return self.finished or self.depth in self.publish_at
 
+    @property
+    def depths_to_due(self) -> int:
+        """Depths that can be grown before the table is worth sending again."""
+        longest = max((path.limit - len(path.ids) for path in self.growing), default=0)
+        return min([longest, *(depth - self.depth for depth in self.publish_at if depth > self.depth)])
+
     def reserve(self, pool: BlockPool) -> None:
         """Scratch blocks for all depths, once; raises OutOfBlocks and then holds none."""
         if self.scratch is not None:
@@ -96,7 +102,7 @@ class Tree:
             prefix = self.base_len + path.accepted + path.on_trunk
             own = 1 + len(path.ids) - path.on_trunk
             newest = path.ids[-1] if path.ids else path.token
-            yield BranchItem(newest, prefix + own - 1, trunk, prefix, path.slots[:own])
+            yield BranchItem(newest, prefix + own - 1, trunk, prefix, path.slots[:own], path.slots[own:])
 
     def text(self, path: Path) -> tuple[int, ...]:
         """The tokens between the committed text and the branch's next one."""

@@ -24,6 +24,9 @@ FALLBACKS = ("auto", "jit", "ngram", "none")
 FAN_OUT_RULES = ("uniform", "geometric", "measured")  # of a server; explicit lists are for requests
 MAX_DRAFTS = 4  # of one sequence
 SWITCH = ("auto", "on", "off")
+COMPILE = ("off", "on")
+CPU_KV_TOKENS = 16384
+ATTENTION = ("auto", "torch", "triton", "flash_attn")
 SECTIONS = ("target", "draft", "router")
 
 
@@ -38,17 +41,29 @@ class EngineConfig:
     deterministic: str = "auto"
     threads: int = 0  # torch threads; 0 = torch's own choice
     block_size: int = 16  # tokens per KV block
-    kv_tokens: int = 16384  # KV room in all, tokens
+    kv_tokens: int = 0  # KV room in all, tokens; 0 = what is free on a GPU, or CPU_KV_TOKENS
     max_sequences: int = 64  # sequences held at once, running and waiting
     token_budget: int = 512  # most tokens (prefill chunks and verification rows) in one step
     max_context: int = 0  # longest prompt + output, tokens; 0 = the model's own limit
+    attention: str = "auto"  # kernels of attention; auto: triton on a GPU, else torch
+    cuda_graphs: str = "auto"  # steps as CUDA graphs; auto: on a GPU whose attention can be captured
+    compile: str = "off"  # on: torch.compile makes the layers' kernels instead of the project's own
+    memory_fraction: float = 0.9  # of a GPU's memory, for this process; two on one GPU share it
 
     def __post_init__(self) -> None:
+        _one_of("attention", self.attention, ATTENTION)
+        _one_of("cuda_graphs", self.cuda_graphs, SWITCH)
+        _one_of("compile", self.compile, COMPILE)
+        if not 0.0 < self.memory_fraction <= 1.0:
+            raise FieldError("memory_fraction", f"is {self.memory_fraction}, must be above 0 and at most 1")
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("deterministic", self.deterministic, SWITCH)
         _at_least("threads", self.threads, 0)
         _at_least("block_size", self.block_size, 1)
-        _at_least("kv_tokens", self.kv_tokens, self.block_size)
+        if self.kv_tokens == 0 and self.device.startswith("cpu"):
+            object.__setattr__(self, "kv_tokens", CPU_KV_TOKENS)
+        if self.kv_tokens:
+            _at_least("kv_tokens", self.kv_tokens, self.block_size)
         _at_least("max_sequences", self.max_sequences, 1)
         _at_least("token_budget", self.token_budget, 1)
         _at_least("max_context", self.max_context, 0)
@@ -63,6 +78,7 @@ class TargetConfig:
     max_k: int = 16  # longest proposal verified
     proposal_wait_s: float = 0.25  # longest a row waits for a proposal after a miss, seconds
     drain_s: float = 5.0  # how long live streams may go on after SIGTERM, seconds
+    trace: str = ""  # this process writes its part of a timeline beside this file; empty = none
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
@@ -82,6 +98,7 @@ class DraftConfig:
     max_k: int = 16
     max_branches: int = 64  # most branches of one outcome table
     drain_s: float = 5.0
+    trace: str = ""  # this process writes its part of a timeline beside this file; empty = none
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
@@ -125,6 +142,7 @@ class RouterConfig:
     peer_timeout_s: float = 5.0  # a peer silent for this long is lost
     target_wait_s: float = 10.0  # longest a live request waits for a target to come (back)
     drain_s: float = 5.0
+    trace: str = ""  # this process writes its part of a timeline beside this file; empty = none
 
     def __post_init__(self) -> None:
         _address("listen", self.listen)

@@ -18,7 +18,9 @@ from ssd.rpc.model_info import model_info
 from ssd.rpc.server import Server, StartupError
 from ssd.runtime.assembly import make_runner
 from ssd.runtime.device import resolve_deterministic
+from ssd.runtime.step_sizes import Demand
 from ssd.telemetry import logging
+from ssd.telemetry.trace import NO_TRACER, Tracer, open_tracer
 from target_service.engine import TargetEngine
 from target_service.servicer import SERVICE, Request, TargetServicer
 
@@ -36,16 +38,17 @@ def main(config: TargetConfig) -> int:
 
 async def serve(config: TargetConfig) -> int:
     """Bind, load, serve, drain; returns the exit status: 0 after a signal, 1 when the engine died."""
+    tracer = open_tracer(config.trace, "target")
     server = Server(config.listen, [SERVICE])
     servicer = TargetServicer()
     target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server.grpc)
     await server.start()
     log.info("listening", address=server.address, model=config.model)
-    build = functools.partial(load_engine, config)
-    return await run_engine(server, build, servicer.begin, config.drain_s)
+    build = functools.partial(load_engine, config, tracer=tracer)
+    return await run_engine(server, build, servicer.begin, config.drain_s, tracer)
 
 
-def load_engine(config: TargetConfig, progress: LoadProgress) -> TargetEngine:
+def load_engine(config: TargetConfig, progress: LoadProgress, tracer: Tracer = NO_TRACER) -> TargetEngine:
     """The engine that `config` describes, warmed up. ModelError or FieldError (both ValueError) for what is wrong."""
     started, engine = time.monotonic(), config.engine
     if engine.threads:
@@ -56,20 +59,24 @@ def load_engine(config: TargetConfig, progress: LoadProgress) -> TargetEngine:
         dtype=engine.dtype,
         device=engine.device,
         deterministic=resolve_deterministic(engine.deterministic, engine.dtype, engine.device),
+        compiled=engine.compile == "on",
         progress=progress,
     )
     info = model_info(loaded, config.model, directory, engine, directory, loaded.config.eos_ids)
-    target = make_engine(loaded, config, info)
+    target = make_engine(loaded, config, info, tracer)
     warm_up(target)
     seconds = round(time.monotonic() - started, 1)
     log.info("loaded", seconds=seconds, dtype=target.info.dtype, deterministic=target.info.deterministic)
     return target
 
 
-def make_engine(loaded: LoadedModel, config: TargetConfig, info: types_pb2.ModelInfo) -> TargetEngine:
+def make_engine(
+    loaded: LoadedModel, config: TargetConfig, info: types_pb2.ModelInfo, tracer: Tracer = NO_TRACER
+) -> TargetEngine:
     """An engine with a KV cache of its own around a loaded model."""
-    runner, pool = make_runner(loaded, config.engine)
-    return TargetEngine(runner, pool, loaded.config, config, info)
+    demand = Demand(queries=config.max_k + 1, sequences=config.engine.max_sequences)
+    runner, pool = make_runner(loaded, config.engine, demand, prepare=True)
+    return TargetEngine(runner, pool, loaded.config, config, info, tracer)
 
 
 def warm_up(engine: TargetEngine) -> None:

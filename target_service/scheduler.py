@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ssd.runtime.blocks import BlockPool, OutOfBlocks
+from ssd.runtime.draws import PlainDraw, drawn_plainly, plain_draw
 from ssd.runtime.runner import RunRow
 from ssd.speculation.proposal import Proposal
 from ssd.speculation.sampling import DrawRow
@@ -41,6 +42,21 @@ class StepRow:
     def draws(self) -> int:
         """Tokens drawn: one behind each proposal token, and one behind the last committed token."""
         return len(self.proposal.ids) + 1 if self.complete else 0
+
+    @property
+    def plain(self) -> bool:
+        """The step draws, and its draws need nothing but a temperature."""
+        terms = self.sequence.terms
+        if not self.complete or terms.rejection or self.sequence.generated < terms.rules.min_tokens:
+            return False
+        return drawn_plainly(terms.params)
+
+    def plain_draws(self) -> list[PlainDraw | None]:
+        """One for each of the draws, None throughout where they are not plain."""
+        if not self.plain:
+            return [None] * self.draws
+        first = self.sequence.length
+        return [plain_draw(self.sequence.terms.params, first + j) for j in range(self.draws)]
 
     def draw_rows(self) -> list[DrawRow]:
         """One for each of the draws of a complete row."""

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ssd.runtime.runner import Stepped
 from ssd.speculation.rejection import Block, reject_blocks
-from ssd.speculation.sampling import draw
+from ssd.speculation.sampling import Draw, draw
 from ssd.speculation.verify import Verdict, verify
 from target_service.scheduler import StepRow
 
@@ -29,6 +30,9 @@ Ruling = Verdict | Undrawable | None
 """None for a row that is not complete: nothing is drawn there."""
 
 
+_NOTHING = "the logits hold NaN, +inf, or no possible token"
+
+
 def rulings(rows: Sequence[StepRow], logits: torch.Tensor) -> list[Ruling]:
     """One for each row, from logits [sum of row.draws, vocab]."""
     results: list[Ruling] = [None] * len(rows)
@@ -40,6 +44,25 @@ def rulings(rows: Sequence[StepRow], logits: torch.Tensor) -> list[Ruling]:
         places = [place for i in members for place in range(ends[i] - rows[i].draws, ends[i])]
         part = logits if len(places) == len(logits) else logits[places]
         for i, ruling in zip(members, _judged(judge, [rows[i] for i in members], part), strict=True):
+            results[i] = ruling
+    return results
+
+
+def rulings_of(rows: Sequence[StepRow], stepped: Stepped) -> list[Ruling]:
+    """The same where the device has made the plain draws already."""
+    results: list[Ruling] = [None] * len(rows)
+    ends = list(itertools.accumulate(row.draws for row in rows))
+    others: list[int] = []
+    places: list[int] = []
+    for i, row in enumerate(rows):
+        if row.plain:
+            ids = [best[0] for best in stepped.ids[ends[i] - row.draws : ends[i]]]
+            results[i] = Undrawable(_NOTHING) if min(ids) < 0 else verify(row.proposal.ids, [Draw(one) for one in ids])
+        elif row.complete:
+            others.append(i)
+            places += range(ends[i] - row.draws, ends[i])
+    if others:
+        for i, ruling in zip(others, rulings([rows[i] for i in others], stepped.logits(places)), strict=True):
             results[i] = ruling
     return results
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ssd.cli import chat, demo, generate, services, simulate, up
+from ssd.cli import bench, chat, demo, generate, services, simulate, up
 from ssd.cli.errors import BAD_INPUT, CliError
 from ssd.errors import FieldError
 
@@ -23,6 +23,7 @@ app = typer.Typer(
 for _command in (up.up, services.target, services.draft, services.router, generate.generate, chat.chat, demo.demo):
     app.command()(_command)
 app.add_typer(simulate.app)
+app.add_typer(bench.app)
 
 
 def _print_version(wanted: bool) -> None:

@@ -31,11 +31,21 @@ from ssd.rpc.server import StartupError
 
 Listen = Annotated[str | None, typer.Option(help="host:port; port 0 = any free one.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …")]
-KvTokens = Annotated[int | None, typer.Option(help="KV room in all, tokens.")]
+KvTokens = Annotated[int | None, typer.Option(help="KV room in all, tokens; 0 = what is free on the GPU.")]
 MaxSequences = Annotated[int | None, typer.Option(help="Most sequences held at once.")]
 TokenBudget = Annotated[int | None, typer.Option(help="Most tokens in one step.")]
 MaxContext = Annotated[int | None, typer.Option(help="Longest prompt + output, tokens; 0 = the model's own limit.")]
 MaxK = Annotated[int | None, typer.Option("--max-k", help="Longest proposal.")]
+AttentionName = Annotated[str | None, typer.Option("--attention", help="auto, torch, triton or flash_attn.")]
+CudaGraphs = Annotated[
+    bool | None, typer.Option("--cuda-graphs/--no-cuda-graphs", help="Steps as CUDA graphs. Default: on a GPU.")
+]
+Compile = Annotated[
+    bool | None, typer.Option("--compile/--no-compile", help="torch.compile makes the layers' kernels. Default: no.")
+]
+MemoryFraction = Annotated[
+    float | None, typer.Option(help="Of a GPU's memory, for this process; what is left of it is KV room.")
+]
 EndWithStdin = Annotated[bool, typer.Option("--end-with-stdin", hidden=True)]
 
 
@@ -50,12 +60,29 @@ def target(
     max_sequences: MaxSequences = None,
     token_budget: TokenBudget = None,
     max_context: MaxContext = None,
+    attention: AttentionName = None,
+    cuda_graphs: CudaGraphs = None,
+    compiled: Compile = None,
+    memory_fraction: MemoryFraction = None,
     max_k: MaxK = None,
     file: ConfigFile = None,
     lifeline: EndWithStdin = False,
 ) -> None:
     """Serve the target: it verifies proposals and draws every token."""
-    engine = _engine(device, dtype, deterministic, threads, kv_tokens, max_sequences, token_budget, max_context)
+    engine = {
+        "device": device,
+        "dtype": dtype,
+        "deterministic": switch(deterministic),
+        "threads": threads,
+        "kv_tokens": kv_tokens,
+        "max_sequences": max_sequences,
+        "token_budget": token_budget,
+        "max_context": max_context,
+        "attention": attention,
+        "cuda_graphs": switch(cuda_graphs),
+        "compile": switch(compiled),
+        "memory_fraction": memory_fraction,
+    }
     values = {"listen": listen, "model": model, "max_k": max_k, "engine": engine}
     _run("target", TargetConfig, file, values, lifeline)
 
@@ -74,13 +101,30 @@ def draft(
     max_sequences: MaxSequences = None,
     token_budget: TokenBudget = None,
     max_context: MaxContext = None,
+    attention: AttentionName = None,
+    cuda_graphs: CudaGraphs = None,
+    compiled: Compile = None,
+    memory_fraction: MemoryFraction = None,
     max_k: MaxK = None,
     max_branches: Annotated[int | None, typer.Option(help="Most branches of one outcome table.")] = None,
     file: ConfigFile = None,
     lifeline: EndWithStdin = False,
 ) -> None:
     """Serve the draft: it anticipates how verifications may end and prepares the next proposals."""
-    engine = _engine(device, dtype, deterministic, threads, kv_tokens, max_sequences, token_budget, max_context)
+    engine = {
+        "device": device,
+        "dtype": dtype,
+        "deterministic": switch(deterministic),
+        "threads": threads,
+        "kv_tokens": kv_tokens,
+        "max_sequences": max_sequences,
+        "token_budget": token_budget,
+        "max_context": max_context,
+        "attention": attention,
+        "cuda_graphs": switch(cuda_graphs),
+        "compile": switch(compiled),
+        "memory_fraction": memory_fraction,
+    }
     values = {"listen": listen, "model": model, "target_model": target_model, "max_k": max_k, "engine": engine}
     _run("draft", DraftConfig, file, values | {"max_branches": max_branches}, lifeline)
 
@@ -136,28 +180,6 @@ def router(
         "max_live": max_live,
     }
     _run("router", RouterConfig, file, values, lifeline)
-
-
-def _engine(
-    device: str | None,
-    dtype: str | None,
-    deterministic: bool | None,
-    threads: int | None,
-    kv_tokens: int | None,
-    max_sequences: int | None,
-    token_budget: int | None,
-    max_context: int | None,
-) -> dict[str, Any]:
-    return {
-        "device": device,
-        "dtype": dtype,
-        "deterministic": switch(deterministic),
-        "threads": threads,
-        "kv_tokens": kv_tokens,
-        "max_sequences": max_sequences,
-        "token_budget": token_budget,
-        "max_context": max_context,
-    }
 
 
 def _run(name: str, kind: type[Any], file: Path | None, values: Mapping[str, Any], lifeline: bool) -> None:

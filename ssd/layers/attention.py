@@ -45,6 +45,8 @@ class AttentionContext:
     keys: Sequence[torch.Tensor]
     values: Sequence[torch.Tensor]
     branches: BranchContext | None = None
+    most_queries: int | None = None
+    """No row has more query tokens than this; constant for a captured step. None: the largest of query_lens."""
     plan: Any = field(default=None, repr=False)
     """What the backend works out at a step's first layer (indices, masks) for the others; no one else reads it."""
 

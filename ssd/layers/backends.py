@@ -1,15 +1,44 @@
 """Attention backends by name."""
 
+import importlib
+import importlib.util
+
 import torch
 
 from ssd.layers.attention import AttentionBackend
 from ssd.layers.attention_torch import TorchAttention
 
-BACKENDS = ("auto", "torch")
+BACKENDS = ("auto", "torch", "triton", "flash_attn")
 
 
-def attention_backend(name: str, device: torch.device, *, deterministic: bool = False) -> AttentionBackend:
-    """The backend of this name, or for "auto" the fastest one that the device has; ValueError for an unknown name."""
+def attention_backend(
+    name: str, device: torch.device, *, deterministic: bool = False, early: bool = False
+) -> AttentionBackend:
+    """The backend of this name; "auto" is triton on a GPU that has it, and torch elsewhere. early: Triton's kernels are
+    launched while the one before still runs (compute capability 9).
+
+    ValueError for an unknown name, a backend that is not installed, and flash_attn in deterministic mode.
+    """
     if name not in BACKENDS:
         raise ValueError(f"attention backend {name!r} is not known; known: {', '.join(BACKENDS)}")
-    return TorchAttention(deterministic=deterministic)
+    if name == "auto":
+        name = "triton" if device.type == "cuda" and _installed("triton") else "torch"
+    if name == "torch":
+        return TorchAttention(deterministic=deterministic)
+    if not _installed("triton"):
+        raise ValueError(f"attention backend {name!r} needs the package triton, which is not installed")
+    # Only now: Triton and what is built on it are not installed everywhere.
+    own: AttentionBackend = importlib.import_module("ssd.layers.attention_triton").TritonAttention(
+        deterministic=deterministic, early=early
+    )
+    if name == "triton":
+        return own
+    if deterministic:
+        raise ValueError("attention backend 'flash_attn' is not deterministic; 'triton' and 'torch' can be")
+    flash = importlib.import_module("ssd.layers.attention_flash")
+    backend: AttentionBackend = flash.FlashAttention(flash.find_flash_kernel(), own)
+    return backend
+
+
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None

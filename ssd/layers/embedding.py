@@ -16,6 +16,7 @@ class VocabEmbedding(Layer):
 
     def __init__(self, vocab: int, hidden: int, build: Build) -> None:
         super().__init__()
+        self.ops = build.ops
         self.shard = build.shard
         self.shape = (vocab, hidden)
         share = -(-vocab // build.shard.size)
@@ -39,4 +40,4 @@ class VocabEmbedding(Layer):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [M, hidden] → [M, vocab], on every rank."""
-        return self.shard.all_gather(functional.linear(hidden, self.weight))[:, : self.shape[0]]
+        return self.shard.all_gather(self.ops.linear(hidden, self.weight, None))[:, : self.shape[0]]

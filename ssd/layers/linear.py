@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import torch
-from torch.nn import functional
 
 from ssd.layers.build import Build
 from ssd.layers.weights import Layer, Source, expect_shape
@@ -19,6 +18,7 @@ class ColumnLinear(Layer):
         self, inputs: int, widths: Sequence[int], build: Build, *, parts: Sequence[str] = (), bias: bool
     ) -> None:
         super().__init__()
+        self.ops = build.ops
         self.inputs = inputs
         self.parts = tuple(parts)
         self.widths = tuple(widths)
@@ -41,7 +41,7 @@ class ColumnLinear(Layer):
         own.copy_(source[start:stop])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.linear(x, self.weight, self.bias)
+        return self.ops.linear(x, self.weight, self.bias)
 
 
 class QKVLinear(ColumnLinear):
@@ -78,6 +78,7 @@ class RowLinear(Layer):
 
     def __init__(self, inputs: int, outputs: int, build: Build, *, bias: bool) -> None:
         super().__init__()
+        self.ops = build.ops
         self.shard = build.shard
         self.shape = (outputs, inputs)
         self.weight = build.empty(outputs, build.shard.split(inputs, "input width"))
@@ -94,6 +95,6 @@ class RowLinear(Layer):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.shard.size == 1:
-            return functional.linear(x, self.weight, self.bias)
-        y = self.shard.all_reduce(functional.linear(x, self.weight))
+            return self.ops.linear(x, self.weight, self.bias)
+        y = self.shard.all_reduce(self.ops.linear(x, self.weight, None))
         return y if self.bias is None else y + self.bias

@@ -1,19 +1,19 @@
 """Root-mean-square norm."""
 
 import torch
-from torch.nn import functional
 
 from ssd.layers.build import Build
 from ssd.layers.weights import Layer, Source, expect_shape
 
 
 class RMSNorm(Layer):
-    """x / rms(x) * weight over the last dimension; 16-bit inputs are normalised in float32, float64 stays float64."""
+    """x / rms(x) * weight over the last dimension."""
 
     def __init__(self, size: int, eps: float, build: Build) -> None:
         super().__init__()
         self.size = size
         self.eps = eps
+        self.ops = build.ops
         self.weight = build.empty(size)
 
     def load(self, parameter: str, source: Source, part: str = "") -> None:
@@ -21,4 +21,8 @@ class RMSNorm(Layer):
         self.weight.copy_(source[:])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.rms_norm(x, (self.size,), self.weight, self.eps)
+        return self.ops.rms_norm(x, self.weight, self.eps)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The norm of x + residual, and the sum itself; [T, size] each."""
+        return self.ops.add_rms_norm(x, residual, self.weight, self.eps)

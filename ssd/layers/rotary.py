@@ -49,10 +49,3 @@ class RotaryTable(nn.Module):
     def forward(self, positions: torch.Tensor) -> torch.Tensor:
         """positions [T] → cos | sin [T, head_dim]."""
         return self.table.index_select(0, positions)
-
-
-def rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
-    """x [T, heads, d], its first and second half being the pairs, turned by cos_sin [T, d]; dtype of x."""
-    cos, sin = cos_sin.unsqueeze(1).chunk(2, dim=-1)
-    first, second = x.to(cos_sin.dtype).chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)

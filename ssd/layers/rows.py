@@ -6,11 +6,12 @@ and verification of many tokens agree bit for bit. That costs padding at few row
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
-RowFunction = Callable[..., torch.Tensor]
+Result = TypeVar("Result", torch.Tensor, tuple[torch.Tensor, torch.Tensor])
+"""One tensor or two, each with a row for each row of the inputs."""
 
 
 class Rows(Protocol):
@@ -21,8 +22,8 @@ class Rows(Protocol):
         """Rows in every call; None where it varies."""
         ...
 
-    def apply(self, function: RowFunction, *inputs: torch.Tensor) -> torch.Tensor:
-        """function(*inputs); every input and the output have the same dimension 0."""
+    def apply(self, function: Callable[..., Result], *inputs: torch.Tensor) -> Result:
+        """function(*inputs); every input and every output have the same dimension 0."""
         ...
 
 
@@ -31,7 +32,7 @@ class AllRows:
 
     tile: int | None = None
 
-    def apply(self, function: RowFunction, *inputs: torch.Tensor) -> torch.Tensor:
+    def apply(self, function: Callable[..., Result], *inputs: torch.Tensor) -> Result:
         return function(*inputs)
 
 
@@ -44,12 +45,19 @@ class RowTiles:
         self.tile: int | None = tile
         self._height = tile
 
-    def apply(self, function: RowFunction, *inputs: torch.Tensor) -> torch.Tensor:
+    def apply(self, function: Callable[..., Result], *inputs: torch.Tensor) -> Result:
         count = inputs[0].shape[0]
         padding = -count % self._height
         if padding:
             inputs = tuple(torch.cat([x, x.new_zeros(padding, *x.shape[1:])]) for x in inputs)
-        if count <= self._height:
-            return function(*inputs)[:count]
         tiles = zip(*(x.split(self._height) for x in inputs), strict=True)
-        return torch.cat([function(*tile) for tile in tiles])[:count]
+        return _joined([function(*tile) for tile in tiles], count)
+
+
+def _joined(results: list[Result], count: int) -> Result:
+    """The first `count` rows of the results behind one another."""
+    first = results[0]
+    if isinstance(first, torch.Tensor):
+        return (first if len(results) == 1 else torch.cat(results))[:count]
+    one, two = (list(parts) for parts in zip(*results, strict=True))
+    return _joined(one, count), _joined(two, count)

@@ -11,8 +11,16 @@ from safetensors.torch import save_file
 
 from ssd.layers.weights import Source
 from ssd.models.errors import ModelError
+from ssd.models.staging import Staging
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+RECIPE = "inflate.json"
+"""Stands in a directory instead of weights: they are made on the device when the model is loaded (bench.inflate)."""
+
+
+def has_recipe(directory: Path) -> bool:
+    """Whether a model directory holds a recipe instead of weights."""
+    return (directory / RECIPE).is_file()
 
 
 class Checkpoint:
@@ -30,12 +38,14 @@ class Checkpoint:
         """Size of the files that hold any of the wanted tensors."""
         return sum(path.stat().st_size for path, names in self.files.items() if wanted & names)
 
-    def read(self, wanted: set[str]) -> Iterator[tuple[str, Source]]:
-        """Wanted tensors as slices, which read only what is indexed. A slice is good until the next one is asked
-        for."""
+    def read(self, wanted: set[str], staging: Staging | None = None) -> Iterator[tuple[str, Source]]:
+        """Wanted tensors as slices, which read only what is indexed; with `staging` whole and on its device already. A
+        slice is good until the next one is asked for."""
         for path, names in self.files.items():
             chosen = sorted(wanted & names)
-            if chosen:
+            if chosen and staging is not None:
+                yield from staging.read(path, wanted & names)
+            elif chosen:
                 with _open(path) as tensors:
                     for name in chosen:
                         yield name, tensors.get_slice(name)

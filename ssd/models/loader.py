@@ -1,26 +1,31 @@
 """A directory of weights → a model ready to run. Which part of a tensor goes where is the layers' own knowledge."""
 
+import contextlib
+import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from ssd.layers.build import Build
+from ssd.layers.ops import make_ops
 from ssd.layers.rows import AllRows, Rows, RowTiles
 from ssd.layers.shard import Shard
 from ssd.layers.weights import Layer, WeightShapeError
-from ssd.models.checkpoint import Checkpoint, listed
+from ssd.models.checkpoint import Checkpoint, has_recipe, listed
 from ssd.models.config import ModelConfig
 from ssd.models.decoder import CausalLM
 from ssd.models.errors import ModelError
 from ssd.models.registry import build_model
-from ssd.runtime.device import resolve_device, resolve_dtype
+from ssd.models.staging import Staging
+from ssd.runtime.device import on_gpu, resolve_device, resolve_dtype
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 DETERMINISTIC_TILE = 16
 """Rows in every product of the deterministic mode: 16 cost little more than one where weights are what is read."""
 WHOLE = Shard()
+GIB = 1 << 30
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all) after each tensor, and once with both equal at the end."""
@@ -58,25 +63,50 @@ def load_model(
     shard: Shard = WHOLE,
     embedding_from: str | Path | None = None,
     deterministic: bool = False,
+    compiled: bool = False,
+    ops: str = "auto",
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Loads a Hugging Face directory of a supported family.
 
     embedding_from is another model directory that lends its embedding (and head, where untied) to a draft that is
     stored without them. deterministic makes a token's result independent of what else is in the step (see
-    ssd.layers.rows). ModelError says what is missing, left over or of the wrong shape.
+    ssd.layers.rows). ops: see ssd.layers.ops.make_ops. compiled: torch.compile makes the layers' kernels from the torch
+    ops. ModelError says what is missing, left over, of the wrong shape or too large for the device.
     """
     directory = Path(path)
     config = ModelConfig.from_directory(directory)
     place = resolve_device(device)
     rows: Rows = RowTiles(DETERMINISTIC_TILE) if deterministic else AllRows()
-    build = Build(dtype=resolve_dtype(dtype, place), device=place, shard=shard, rows=rows)
+    kind = resolve_dtype(dtype, place)
+    build = Build(kind, place, shard, rows, make_ops("torch" if compiled else ops, place, kind))
     try:
+        check_fits(config, build)
         model = build_model(config, build)
     except ValueError as error:
         raise ModelError(f"{directory}: {error}") from None
-    load_weights(model, config, directory, None if embedding_from is None else Path(embedding_from), progress)
+    if has_recipe(directory):
+        # By name and only now: benchmarks are no part of what serves.
+        importlib.import_module("bench.inflate.loading").fill(model, directory, progress)
+    else:
+        load_weights(model, config, directory, None if embedding_from is None else Path(embedding_from), progress)
+    if compiled:
+        model.compile_layers()
     return LoadedModel(model.eval(), config, build.dtype, place, shard)
+
+
+def check_fits(config: ModelConfig, build: Build) -> None:
+    """ModelError where a GPU has less free memory than the weights need."""
+    if build.device.type != "cuda":
+        return
+    weightless = build_model(config, replace(build, device=torch.device("meta")))
+    needed = sum(parameter.nbytes for parameter in weightless.parameters())
+    free, total = torch.cuda.mem_get_info(build.device)
+    if needed > free:
+        raise ModelError(
+            f"the weights need {needed / GIB:.1f} GiB, and {free / GIB:.1f} of {total / GIB:.1f} GiB are free on "
+            f"{build.device}: choose a smaller model or dtype, or free the device"
+        )
 
 
 def load_weights(
@@ -104,19 +134,30 @@ def load_weights(
         raise ModelError(f"{directory} has tensors that a {config.family} model has no place for: {listed(left_over)}")
     total = sum(checkpoint.bytes_of(names) for checkpoint, names in wanted.items())
     done = 0
-    for checkpoint, names in wanted.items():
-        for name, source in checkpoint.read(names):
-            target = targets[name]
-            try:
-                target.layer.load(target.parameter, source, target.part)
-            except WeightShapeError as error:
-                raise ModelError(f"{checkpoint.directory}: {name} {error}") from None
-            if progress is not None:
-                parameter = getattr(target.layer, target.parameter)
-                done = min(total, done + parameter.element_size() * torch.Size(source.get_shape()).numel())
-                progress(done, total)
+    device = next(model.parameters()).device
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(on_gpu(device))
+        staging = None
+        if stages(model):
+            staging = stack.enter_context(contextlib.closing(Staging(device)))
+        for checkpoint, names in wanted.items():
+            for name, source in checkpoint.read(names, staging):
+                target = targets[name]
+                try:
+                    target.layer.load(target.parameter, source, target.part)
+                except WeightShapeError as error:
+                    raise ModelError(f"{checkpoint.directory}: {name} {error}") from None
+                if progress is not None:
+                    parameter = getattr(target.layer, target.parameter)
+                    done = min(total, done + parameter.element_size() * torch.Size(source.get_shape()).numel())
+                    progress(done, total)
     if progress is not None:
         progress(total, total)
+
+
+def stages(model: CausalLM) -> bool:
+    """Whether tensors cross to the device whole, through pinned memory: on a GPU that holds all of the model."""
+    return next(model.parameters()).is_cuda and model.model.embed_tokens.shard.size == 1
 
 
 def checkpoint_targets(model: CausalLM) -> dict[str, Target]:

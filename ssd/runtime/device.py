@@ -1,6 +1,8 @@
 """Which device and which dtype a model runs in."""
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,6 +25,11 @@ def resolve_device(name: str | torch.device) -> torch.device:
     if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
         raise ValueError(f"device {name!r}: this machine has {torch.cuda.device_count()} CUDA devices")
     return device
+
+
+def on_gpu(device: torch.device) -> AbstractContextManager[Any]:
+    """The GPU `device` as this thread's own meanwhile; nothing for other devices."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def resolve_dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:

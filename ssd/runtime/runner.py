@@ -2,48 +2,70 @@
 
 A row is 1..n query tokens of a sequence at consecutive positions: decoding is one token, verification K + 1, a chunk of
 prefill any number. All three mix freely in one step.
+
+With FastSteps the device also draws where a draw needs nothing but a temperature, and steps of common sizes run as
+CUDA graphs; other steps are packed anew each time.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 
 from ssd.layers.attention import AttentionBackend, AttentionContext, BranchContext
 from ssd.models.config import ModelConfig
 from ssd.models.decoder import CausalLM
-from ssd.runtime.blocks import BlockTable
+from ssd.runtime.device import on_gpu
+from ssd.runtime.draws import PlainDraw, ranked_ids
+from ssd.runtime.fast_steps import FastSteps, Ran, wanted_places
 from ssd.runtime.kv_cache import KVCache
+from ssd.runtime.rows import BranchItem, Checks, RunRow
+
+__all__ = ["BranchItem", "ModelRunner", "PlainDraw", "RunRow", "Stepped"]
+
+Draws = Sequence[PlainDraw | None]
 
 
 @dataclass(frozen=True)
-class RunRow:
-    """`ids` at positions start, start + 1, …; the table has slots for them, and KV for everything before. The last
-    `logits` of them get logits."""
+class Stepped:
+    """What a step gives for its wanted tokens: ids[i], best first, where a draw was asked for (UNDRAWABLE where there
+    are none, anything where it was not), and logits(numbers of wanted tokens) [n, V] until the next step."""
 
-    ids: Sequence[int]
-    start: int
-    table: BlockTable
-    logits: int = 1
+    ids: Sequence[Sequence[int]]
+    logits: Callable[[Sequence[int]], torch.Tensor]
 
 
-@dataclass(frozen=True)
-class BranchItem:
-    """The newest token of a branch, at `position`. It sees the trunk's positions 0..prefix_len-1, then suffix_slots in
-    order; the last of these is its own, where its KV is written. So position = prefix_len + len(suffix_slots) - 1."""
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
-    token: int
-    position: int
-    trunk: BlockTable
-    prefix_len: int
-    suffix_slots: Sequence[int]
+
+def _on_device(
+    method: Callable[Concatenate["ModelRunner", Parameters], Result],
+) -> Callable[Concatenate["ModelRunner", Parameters], Result]:
+    """Runs a method without gradients, with the runner's GPU as the thread's own: kernels and events go there."""
+
+    @functools.wraps(method)
+    def wrapped(self: "ModelRunner", *args: Parameters.args, **named: Parameters.kwargs) -> Result:
+        with torch.inference_mode(), on_gpu(self.device):
+            return method(self, *args, **named)
+
+    return wrapped
 
 
 class ModelRunner:
     """One model with one KV cache. Not thread-safe: one step loop owns it."""
 
-    def __init__(self, model: CausalLM, config: ModelConfig, kv: KVCache, backend: AttentionBackend) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        config: ModelConfig,
+        kv: KVCache,
+        backend: AttentionBackend,
+        fast: FastSteps | None = None,
+    ) -> None:
         if model.deterministic and not backend.deterministic:
             raise ValueError("a deterministic model needs a deterministic attention backend")
         self.model = model
@@ -51,17 +73,121 @@ class ModelRunner:
         self.kv = kv
         self.backend = backend
         self.device = kv.keys[0].device
+        self.fast = fast
+        self._checks = Checks(config, kv.blocks * kv.block_size)
 
-    @torch.inference_mode()
+    @property
+    def draws(self) -> bool:
+        """Whether steps draw on the device: then `step`, `draft` and `grow` are there."""
+        return self.fast is not None
+
+    @_on_device
     def run(self, rows: Sequence[RunRow]) -> torch.Tensor:
         """One forward over all rows → logits [sum of row.logits, vocab] in the model's dtype, row after row.
 
         ValueError for an id outside the vocabulary, a position past the model's limit or outside the row's table.
         """
-        if not rows:
-            raise ValueError("a step needs at least one row")
-        for row in rows:
-            self._check_row(row)
+        self._check_rows(rows)
+        wanted = sum(row.logits for row in rows)
+        if self.fast is not None and (ran := self.fast.run(rows, [None] * wanted)) is not None:
+            return ran.logits(range(wanted))
+        return self._run(rows)
+
+    @_on_device
+    def run_branches(self, items: Sequence[BranchItem]) -> torch.Tensor:
+        """One token of each branch → logits [T, vocab] in the model's dtype.
+
+        The branches' earlier tokens must have been run before, each in its own suffix slots.
+        """
+        self._check_branches(items)
+        trunks = {id(item.trunk): row for row, item in reversed(list(enumerate(items)))}
+        # Backends rely on it that the branches of a trunk lie together.
+        order = sorted(range(len(items)), key=lambda i: trunks[id(items[i].trunk)])
+        together = [items[i] for i in order]
+        ran = None if self.fast is None else self.fast.grow(together, [None] * len(items))
+        logits = self._run_branches(together) if ran is None else ran.logits(range(len(items)))
+        return logits if order == list(range(len(items))) else logits[sorted(range(len(items)), key=order.__getitem__)]
+
+    # With draws on the device
+
+    @_on_device
+    def step(self, rows: Sequence[RunRow], draws: Draws, count: int = 1) -> Stepped:
+        """`run` with the `count` best ids of each wanted token that has a draw."""
+        self._check_rows(rows)
+        ran = self._fast.run(rows, draws, count)
+        return self._stepped(ran, draws) if ran is not None else self._drawn(self._run(rows), draws, count)
+
+    @_on_device
+    def draft(self, rows: Sequence[RunRow], draws: Sequence[PlainDraw], steps: int) -> list[list[int]]:
+        """`steps` tokens behind each row (with logits=1), one drawn after the other without the host where there is
+        such a size: ids [steps][rows]. A row ends with its first UNDRAWABLE; what follows is without meaning. The KV
+        of all but the last token is written, for which the tables have slots."""
+        self._check_rows(rows)
+        if (found := self._fast.draft(rows, draws, steps)) is not None:
+            return found.tolist()
+        drawn: list[list[int]] = []
+        for _ in range(steps):
+            ids = [one[0] for one in self.step(rows, draws).ids]
+            rows = [
+                RunRow((max(0, token),), row.start + len(row.ids), row.table)
+                for row, token in zip(rows, ids, strict=True)
+            ]
+            draws = [PlainDraw(one.seed, one.position + 1, one.temperature) for one in draws]
+            drawn.append(ids)
+        return drawn
+
+    @_on_device
+    def grow(self, items: Sequence[BranchItem], draws: Draws) -> Stepped:
+        """`run_branches` with the next id of each branch that has a draw."""
+        self._check_branches(items)
+        ran = self._fast.grow(items, draws)
+        return self._stepped(ran, draws) if ran is not None else self._drawn(self._run_branches(items), draws, 1)
+
+    @_on_device
+    def grow_on(self, items: Sequence[BranchItem], draws: Sequence[PlainDraw], steps: int) -> list[list[int]] | None:
+        """`steps` tokens more for each branch, one drawn after the other without the host: ids [steps][branches], or
+        None where there is no such size. A branch whose slots end before is grown on for nothing."""
+        self._check_branches(items)
+        ran = self._fast.grow(items, draws, steps)
+        return None if ran is None else ran.ids(steps)[:, :, 0].tolist()
+
+    @_on_device
+    def prepare(self) -> None:
+        """Prepares the steps that serving will meet, where there are such."""
+        if self.fast is not None:
+            self.fast.prepare()
+
+    @property
+    def _fast(self) -> FastSteps:
+        if self.fast is None:
+            raise RuntimeError("this runner does not draw")
+        return self.fast
+
+    def _stepped(self, ran: Ran, draws: Draws) -> Stepped:
+        asked = any(draw is not None for draw in draws)
+        return Stepped(ran.ids()[0].tolist() if asked else [()] * len(draws), ran.logits)
+
+    def _drawn(self, logits: torch.Tensor, draws: Draws, count: int) -> Stepped:
+        """Draws from logits [wanted, V] of a step that was packed for itself."""
+        ids: list[Sequence[int]] = [()] * len(draws)
+        asked = [i for i, draw in enumerate(draws) if draw is not None]
+        if asked:
+            chosen = [draw for draw in draws if draw is not None]
+            part = logits if len(asked) == len(logits) else logits[asked]
+            best = ranked_ids(
+                part[:, : self._fast.shared.vocab],
+                self._tensor([draw.seed for draw in chosen]),
+                self._tensor([draw.position for draw in chosen]),
+                torch.tensor([draw.temperature for draw in chosen], dtype=torch.float64, device=self.device),
+                count,
+            )
+            for i, found in zip(asked, best.tolist(), strict=True):
+                ids[i] = found
+        return Stepped(ids, lambda wanted: logits[list(wanted)])
+
+    # Steps packed for themselves
+
+    def _run(self, rows: Sequence[RunRow]) -> torch.Tensor:
         ends = [row.start + len(row.ids) for row in rows]
         counts = [len(row.ids) for row in rows]
         starts = [0]
@@ -75,21 +201,14 @@ class ModelRunner:
             key_lens=ends,
         )
         hidden = self.model(self._tensor([token for row in rows for token in row.ids]), ctx)
-        wanted = [i for row, stop in zip(rows, starts[1:], strict=True) for i in range(stop - row.logits, stop)]
+        wanted = wanted_places(rows)
+        if not wanted:
+            return hidden.new_empty((0, self.config.vocab_size))
         if len(wanted) < len(hidden):
             hidden = hidden.index_select(0, self._tensor(wanted))
         return self.model.logits(hidden)
 
-    @torch.inference_mode()
-    def run_branches(self, items: Sequence[BranchItem]) -> torch.Tensor:
-        """One token of each branch → logits [T, vocab] in the model's dtype.
-
-        The branches' earlier tokens must have been run before, each in its own suffix slots.
-        """
-        if not items:
-            raise ValueError("a step needs at least one branch")
-        for item in items:
-            self._check_branch(item)
+    def _run_branches(self, items: Sequence[BranchItem]) -> torch.Tensor:
         trunks = list({id(item.trunk): item.trunk for item in items}.values())
         row_of = {id(trunk): row for row, trunk in enumerate(trunks)}
         depth = max(len(item.suffix_slots) for item in items)
@@ -136,37 +255,14 @@ class ModelRunner:
     def _tensor(self, values: list[int] | list[list[int]]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
 
-    def _check_row(self, row: RunRow) -> None:
-        if not row.ids:
-            raise ValueError("a row needs at least one query token")
-        if not 0 <= row.logits <= len(row.ids):
-            raise ValueError(f"logits of {row.logits} tokens asked for in a row of {len(row.ids)}")
-        if row.start < row.table.fixed:
-            raise ValueError(
-                f"row starts at {row.start}, but the KV before {row.table.fixed} is shared and stays as it is"
-            )
-        self._check_ids(row.ids)
-        self._check_position(row.start + len(row.ids) - 1)
+    def _check_rows(self, rows: Sequence[RunRow]) -> None:
+        if not rows:
+            raise ValueError("a step needs at least one row")
+        for row in rows:
+            self._checks.row(row)
 
-    def _check_branch(self, item: BranchItem) -> None:
-        if item.position != item.prefix_len + len(item.suffix_slots) - 1:
-            raise ValueError(
-                f"branch token at position {item.position} has {item.prefix_len} trunk positions "
-                f"and {len(item.suffix_slots)} of its own, itself included"
-            )
-        if not 0 <= item.prefix_len <= item.trunk.capacity:
-            raise ValueError(f"prefix of {item.prefix_len} is outside a block table of {item.trunk.capacity} slots")
-        slots = self.kv.blocks * self.kv.block_size
-        if not item.suffix_slots or not all(0 <= slot < slots for slot in item.suffix_slots):
-            raise ValueError(f"suffix slots {list(item.suffix_slots)} are empty or outside a cache of {slots} slots")
-        self._check_ids([item.token])
-        self._check_position(item.position)
-
-    def _check_ids(self, ids: Sequence[int]) -> None:
-        if min(ids) < 0 or max(ids) >= self.config.vocab_size:
-            bad = next(token for token in ids if not 0 <= token < self.config.vocab_size)
-            raise ValueError(f"token id {bad} is outside the vocabulary of {self.config.vocab_size}")
-
-    def _check_position(self, position: int) -> None:
-        if position >= self.config.max_position:
-            raise ValueError(f"position {position} is past the model's limit of {self.config.max_position} tokens")
+    def _check_branches(self, items: Sequence[BranchItem]) -> None:
+        if not items:
+            raise ValueError("a step needs at least one branch")
+        for item in items:
+            self._checks.branch(item)

@@ -162,14 +162,18 @@ class Wire:
         assert self.engine.load().steps - before <= 1
         self.engine.check()
         if (response := responses.get(self.stream)) is not None:
-            vocab = self.engine.limits.vocab_size
-            self.table_messages.extend(response.tables)
-            self.tables.extend(outcome_table(table, vocab_size=vocab) for table in response.tables)
-            self.proposals.extend(response.proposals)
-            self.refused.extend(response.refused)
-            self.need_resync.extend(response.need_resync)
-            self.closed.extend(response.closed)
+            self.take(response)
         return True
+
+    def take(self, response: draft_pb2.DraftServiceServeResponse) -> None:
+        """Keep what the engine says."""
+        vocab = self.engine.limits.vocab_size
+        self.table_messages.extend(response.tables)
+        self.tables.extend(outcome_table(table, vocab_size=vocab) for table in response.tables)
+        self.proposals.extend(response.proposals)
+        self.refused.extend(response.refused)
+        self.need_resync.extend(response.need_resync)
+        self.closed.extend(response.closed)
 
     def run(self, most: int = 2000) -> None:
         """Steps until there is nothing to do."""

@@ -35,6 +35,8 @@ class MemoryRunner:
     """Stands in for ModelRunner. Its KV cache remembers tokens, and logits follow from what the row's slots hold, so a
     wrong slot, a stale block or a missing prefill shows as another token."""
 
+    draws = False
+
     def __init__(self, blocks: int, block_size: int) -> None:
         self.slots = [-1] * (blocks * block_size)
         self.steps: list[list[tuple[int, int, int]]] = []  # (start, query tokens, logits) of each row of each step

@@ -6,8 +6,9 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ssd.layers.build import Build
+from ssd.layers.ops import rotate
 from ssd.layers.rope import Rope
-from ssd.layers.rotary import RotaryTable, inverse_frequencies, rotate
+from ssd.layers.rotary import RotaryTable, inverse_frequencies
 
 LLAMA_31 = Rope(500000.0, "llama3", 8.0, 1.0, 4.0, 8192)
 LLAMA_32 = Rope(500000.0, "llama3", 32.0, 1.0, 4.0, 8192)
