@@ -26,6 +26,7 @@ from ssd.rpc.server import Server, StartupError
 from ssd.runtime.assembly import make_runner
 from ssd.runtime.step_sizes import Demand
 from ssd.telemetry import logging
+from ssd.tensor_plane.planes import SendingPlanes
 from ssd.tokenizer import TOKENIZER_FILE
 
 WARM_UP_K = 2
@@ -108,7 +109,8 @@ def make_engine(loaded: LoadedModel, config: DraftConfig, info: types_pb2.ModelI
         vocab=info.vocab_size,
     )
     runner, pool = make_runner(loaded, config.engine, demand, prepare=True)
-    return DraftEngine(runner, pool, loaded.config, config, info)
+    planes = SendingPlanes(loaded.device)
+    return DraftEngine(runner, pool, loaded.config, config, info, planes)
 
 
 def warm_up(engine: DraftEngine) -> None:

@@ -24,8 +24,10 @@ from ssd.speculation.cache import Found, SpeculationCache
 from ssd.speculation.finish import cut
 from ssd.speculation.proposal import Continuation, Proposal
 from ssd.speculation.verify import Verdict
+from ssd.tensor_plane.planes import LawReceiver, NoPlanes
 from target_service.admission import Limits, terms_of
 from target_service.fallback import Fallback
+from target_service.laws import LawLookup
 from target_service.mail import source_of, step_outcome
 from target_service.patience import Patience
 from target_service.roster import Roster
@@ -49,7 +51,13 @@ class TargetEngine:
     """Serves the sequences of any number of streams from one model; see ssd.rpc.engine_loop.Engine."""
 
     def __init__(
-        self, runner: ModelRunner, pool: BlockPool, model: ModelConfig, config: TargetConfig, info: types_pb2.ModelInfo
+        self,
+        runner: ModelRunner,
+        pool: BlockPool,
+        model: ModelConfig,
+        config: TargetConfig,
+        info: types_pb2.ModelInfo,
+        planes: LawReceiver | None = None,
     ) -> None:
         context = min(config.engine.max_context or model.max_position, model.max_position)
         self.info = info
@@ -60,6 +68,8 @@ class TargetEngine:
         self.scheduler = Scheduler(self.roster.live, pool, config.engine.token_budget)
         # The read replica of the router's speculation cache, for the rounds in flight.
         self.replica = SpeculationCache(max_sequences=config.engine.max_sequences)
+        self.planes: LawReceiver = planes or NoPlanes()
+        self._laws = LawLookup(self.planes, model.vocab_size)
         self._runner = runner
         self._pool = pool
         self._config = config
@@ -75,6 +85,7 @@ class TargetEngine:
             max_k=self._config.max_k,
             max_sequences=self._config.engine.max_sequences,
             max_tokens=self.limits.kv_tokens,
+            plane=self.planes.ability,
         )
 
     def load(self) -> types_pb2.EngineLoad:
@@ -87,14 +98,18 @@ class TargetEngine:
             kv_blocks_total=self._pool.blocks,
             block_size=self._pool.block_size,
             steps=self.scheduler.steps,
-            stale_drops=self._dropped + sum(self.replica.stale.values()),
+            stale_drops=self._dropped + sum(self.replica.stale.values()) + self._laws.drops.total(),
             preemptions=self.scheduler.preemptions,
+            law_drops=self._laws.drops,
         )
 
     # What peers send
 
     def handle(self, stream: int, request: target_pb2.TargetServiceServeRequest) -> None:
-        """Take in one message of a stream."""
+        """Take in one message of a stream. An empty one says that something has come on a plane."""
+        for late in self._laws.take_late():
+            if self.roster.holds(late) and not late.proposal.ids:
+                self._look_up(late)
         # What ends makes room for what begins.
         for number in request.closes:
             if closing := self.roster.get(stream, number):
@@ -113,12 +128,17 @@ class TargetEngine:
         for change in request.drafting:
             if sequence := self._speculating(stream, change.sequence):
                 sequence.set_drafting(change.drafting, change.fallback)
+        for plane in request.plane_closes:
+            self.planes.close(stream, plane)
+        for order in request.planes:
+            self.planes.order(stream, order)
 
     def close_stream(self, stream: int) -> None:
         """The peer is gone: end all of its sequences."""
         for sequence in self.roster.of_stream(stream):
             self._end(sequence)
         self.roster.forget(stream)
+        self.planes.close_stream(stream)
         self._mail.discard(stream)
 
     # What happens in a step
@@ -155,6 +175,8 @@ class TargetEngine:
         self._fall_back(missed, over)
         for one in drawn:
             self._report(one, timing)
+        for stream, report in self.planes.reports():
+            self._mail.to(stream).planes.append(report)
         return self._mail.collect()
 
     def step(self, now: float) -> Mapping[int, target_pb2.TargetServiceServeResponse]:
@@ -229,7 +251,9 @@ class TargetEngine:
         made = proposal(message, vocab_size=self.limits.vocab_size)
         if made.ids:
             self.replica.put_proposal(sequence.number, made)
-            self._look_up(sequence)
+            found = self._look_up(sequence)
+            if found is None and made.base_len == sequence.length and not self._laws.is_late(sequence):
+                sequence.patience.end()  # its laws will never come, and nothing else may either
         elif made.base_len == sequence.length:
             sequence.patience.end()
         else:
@@ -242,6 +266,7 @@ class TargetEngine:
         found = self.replica.next_proposal(
             sequence.number, sequence.length, sequence.ids, impartial=sequence.terms.rejection
         )
+        found = self._laws.opened(sequence, found) if found is not None else None
         if found is None:
             return None
         if sequence.proposal.ids:

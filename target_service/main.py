@@ -20,6 +20,7 @@ from ssd.runtime.assembly import make_runner
 from ssd.runtime.device import resolve_deterministic
 from ssd.runtime.step_sizes import Demand
 from ssd.telemetry import logging
+from ssd.tensor_plane.planes import ReceivingPlanes
 from target_service.engine import TargetEngine
 from target_service.servicer import SERVICE, Request, TargetServicer
 
@@ -72,7 +73,8 @@ def make_engine(loaded: LoadedModel, config: TargetConfig, info: types_pb2.Model
     """An engine with a KV cache of its own around a loaded model."""
     demand = Demand(queries=config.max_k + 1, sequences=config.engine.max_sequences)
     runner, pool = make_runner(loaded, config.engine, demand, prepare=True)
-    return TargetEngine(runner, pool, loaded.config, config, info)
+    planes = ReceivingPlanes(loaded.device, config.plane_address)
+    return TargetEngine(runner, pool, loaded.config, config, info, planes)
 
 
 def warm_up(engine: TargetEngine) -> None:

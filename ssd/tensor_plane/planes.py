@@ -32,7 +32,12 @@ log = structlog.get_logger()
 
 
 class PlaneSide(Protocol):
-    """What the engines of both services see of their planes. All calls come from the engine's thread."""
+    """What the engines of both services see of their planes. All calls come from the engine's thread.
+
+    wake   called, from any thread, when a stream has something to hear or a law has come that was missed
+    """
+
+    wake: Callable[[int], None]
 
     @property
     def ability(self) -> types_pb2.PlaneAbility:
@@ -182,6 +187,7 @@ class NoPlanes:
     ability = types_pb2.PlaneAbility()
 
     def __init__(self) -> None:
+        self.wake: Callable[[int], None] = lambda stream: None
         self._refused: list[Report] = []
 
     def order(self, stream: int, order: types_pb2.PlaneOrder) -> None:
