@@ -24,6 +24,7 @@ from router.validation import Limits
 from ssd.config import RouterConfig
 from ssd.rpc.status import ApiError, exhausted, from_code, invalid, unavailable
 from ssd.telemetry.metrics import Metrics, RequestTimes
+from ssd.tensor_plane.choice import ability_of
 from ssd.tokenizer import Tokenizer
 
 # A target names the fields of its own messages; clients know them by these paths.
@@ -37,7 +38,9 @@ class Hub:
 
     def __init__(self, config: RouterConfig, tokenizer: Tokenizer, epoch: int, metrics: Metrics | None = None) -> None:
         self.metrics = metrics or Metrics()
-        self.coordinator = Coordinator()
+        self.coordinator = Coordinator(
+            tensor_plane=config.tensor_plane, plane_limit_s=config.plane_limit_s, name=f"{epoch:x}"
+        )
         self.targets = [Peer(address, TARGET, config, epoch, self) for address in config.targets]
         self.drafts = [Peer(address, DRAFT, config, epoch, self) for address in config.drafts]
         self._limits: Limits | None = None  # of the targets connected last; None before the first one
@@ -166,16 +169,17 @@ class Hub:
         self._connections[connection] = peer
         if peer.role is TARGET:
             self._take_limits(welcome)
-            self.coordinator.target_ready(connection, welcome.max_k)
+            self.coordinator.target_ready(connection, welcome.max_k, ability_of(welcome.plane))
             self._await_targets()
         else:
-            self.coordinator.draft_ready(connection, welcome.max_k)
+            self.coordinator.draft_ready(connection, welcome.max_k, ability_of(welcome.plane))
         self._flush_soon()
         return None
 
     def on_message(self, connection: Connection, message: Any) -> None:
         if message.HasField("pong"):
             self.coordinator.round_trip(connection, self._connections[connection].rtt_ms / 1000)
+            self.coordinator.planes.tick(asyncio.get_running_loop().time())
         if message.HasField("timing"):
             histogram = self.metrics.draft if connection.role == DRAFT.name else self.metrics.verify
             histogram.labels("yes" if message.timing.prefill else "no").observe(message.timing.step_ms / 1000)

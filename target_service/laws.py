@@ -19,7 +19,7 @@ class LawLookup:
     """What planes hold for predictions, and the sequences that a law is late for."""
 
     def __init__(self, planes: LawReceiver, vocab_size: int) -> None:
-        self.drops: Counter[str] = Counter()  # predictions that became misses, by what kept their laws away
+        self.drops: Counter[str] = Counter()  # predictions whose laws were not there when wanted, by reason
         self._planes = planes
         self._vocab_size = vocab_size
         self._late: dict[LiveSequence, None] = {}
