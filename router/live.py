@@ -152,7 +152,8 @@ class Live:
         base_len, news = link.told_len, self.length > link.told_len
         asks = self.need_proposal and link is self.links[0] and link.asked_at != self.length
         tell = self._tells_in_flight(link, news)
-        moved = self.target_number != link.target
+        # Only laws go straight to a target.
+        moved = self.plan.verification == types_pb2.VERIFICATION_REJECTION and self.target_number != link.target
         if not (news or asks or tell or moved):
             return None
         advance = draft_pb2.Advance(
