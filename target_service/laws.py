@@ -25,8 +25,7 @@ class LawLookup:
         self._late: dict[LiveSequence, None] = {}
 
     def opened(self, sequence: LiveSequence, found: Found) -> Found | None:
-        """A prediction with all of its laws at hand, as far as they are. None where already the first is not: then it
-        is a miss, and never taken for point masses."""
+        """A prediction with its laws at hand, up to the first that is not; a miss, None, where it is the very first."""
         absent = Absent.GONE
         laws = []
         for law in found.laws:

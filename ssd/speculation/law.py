@@ -40,7 +40,7 @@ class LawRef:
     """A law that travels by itself: row `row` of bundle `bundle` of tensor plane `plane`, which is 1 or more.
 
     It stands for the law wherever tokens are cut, rebased and merged. Only the target at the other end of the plane can
-    look at it; nobody may take it for a point mass.
+    look at it.
     """
 
     plane: int

@@ -64,9 +64,11 @@ def connect(address: str, name: str, limit_s: float) -> Store:
     """One plane's part of the store at host:port; Broken where nobody answers within limit_s."""
     host, _, port = address.rpartition(":")
     try:
+        # The store's own attempt would take all of the time, and say so in its own way.
+        socket.create_connection((host.strip("[]"), int(port)), timeout=limit_s).close()
         store = TCPStore(host.strip("[]"), int(port), is_master=False, timeout=timedelta(seconds=limit_s))
-    except (RuntimeError, ValueError) as error:
-        raise Broken(f"nobody listens at {address}") from error
+    except (OSError, RuntimeError, ValueError) as error:
+        raise Broken(f"no store can be reached at {address}") from error
     return PrefixStore(name, store)
 
 
