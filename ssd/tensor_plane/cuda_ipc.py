@@ -27,6 +27,8 @@ _KEY = "ring"
 class IpcCarrier:
     """See process_group.Carrier."""
 
+    rides = 0
+
     def __init__(self, ring: Tensor) -> None:
         """ring: uint8 [SLOTS, SLOT_BYTES] on the shared GPU."""
         self._ring = ring

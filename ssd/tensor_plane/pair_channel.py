@@ -40,13 +40,12 @@ class PairChannel:
     def begin_receiving(self) -> Measured:
         """See Channel."""
         while True:
-            header = self._heard()
+            header, riding = self._heard()
             if header.what is What.OPEN:
                 return Measured(header.number / 1e9, float(header.extra))
             if header.what is not What.PROBE:
                 raise Broken("the two ends are out of step: no probe came")
-            if header.size:
-                self._carrier.take(header.size)
+            self._taken(header, riding)
             self._say(Header(What.ANSWER))
 
     def send(self, number: int, tensors: Sequence[Tensor]) -> None:
@@ -59,12 +58,12 @@ class PairChannel:
 
     def receive(self) -> Bundle | None:
         """See Channel."""
-        header = self._heard()
+        header, riding = self._heard()
         if header.what is What.BEAT:
             return None
         if header.what is not What.BUNDLE:
             raise Broken("the two ends are out of step: no bundle came")
-        return Bundle(header.number, parts(header, self._carrier.take(header.size)))
+        return Bundle(header.number, parts(header, self._taken(header, riding)))
 
     def abort(self) -> None:
         """See Channel."""
@@ -76,22 +75,31 @@ class PairChannel:
         whole = torch.zeros(size, dtype=torch.uint8, device=self._device)
         began = time.perf_counter()
         self._hand_over(Header(What.PROBE, size=size), whole)
-        if self._heard().what is not What.ANSWER:
+        if self._heard()[0].what is not What.ANSWER:
             raise Broken("the two ends are out of step: a probe was not answered")
         return time.perf_counter() - began
 
     def _hand_over(self, header: Header, whole: Tensor) -> None:
+        if header.size <= self._carrier.rides:
+            self._say(header, whole.cpu())
+            return
         if header.size:
             self._carrier.offer(whole)
         self._say(header)
         if header.size:
             self._carrier.transfer(whole)
 
-    def _say(self, header: Header) -> None:
-        self._check()
-        self._link.send(header)
+    def _taken(self, header: Header, riding: Tensor) -> Tensor:
+        """The bytes that a header announced."""
+        if header.size <= self._carrier.rides:
+            return riding[: header.size]
+        return self._carrier.take(header.size)
 
-    def _heard(self) -> Header:
+    def _say(self, header: Header, rider: Tensor | None = None) -> None:
+        self._check()
+        self._link.send(header, rider)
+
+    def _heard(self) -> tuple[Header, Tensor]:
         self._check()
         return self._link.receive()
 

@@ -23,6 +23,8 @@ from ssd.tensor_plane.framing import HEADER, Header
 
 TARGET_RANK = 0
 DRAFT_RANK = 1
+MOST_RIDING = 256 << 10
+HEADER_BYTES = HEADER * 8
 _HEADER_TAG = 1
 _DATA_TAG = 2
 _POLL_S = 20e-6
@@ -32,7 +34,12 @@ _NCCL_ENVIRONMENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2", "TORCH_NCCL_ENABLE_
 
 
 class Carrier(Protocol):
-    """What takes the bytes of a bundle; the headers before them go over the link."""
+    """What takes the bytes of a bundle; the headers before them go over the link.
+
+    rides   the largest bundle, in bytes, that goes along with its header instead
+    """
+
+    rides: int
 
     def offer(self, whole: Tensor) -> None:
         """Draft, before the header is sent."""
@@ -48,7 +55,7 @@ class Carrier(Protocol):
 
 
 class Link:
-    """Headers in both directions, and host memory in one."""
+    """Headers in both directions, with what rides along, and host memory in one."""
 
     def __init__(self, store: Store, rank: int, host: str, limit_s: float) -> None:
         """host: what this end's socket is bound to, "" = the address of the machine's name. Raises Broken when the
@@ -65,15 +72,19 @@ class Link:
         except RuntimeError as error:
             raise Broken(f"the other end did not come: {_short(error, limit_s)}") from error
 
-    def send(self, header: Header) -> None:
-        """Returns once the other end has it."""
-        self._wait(lambda: self._group.send([header.tensor()], self._other, _HEADER_TAG))
+    def send(self, header: Header, rider: Tensor | None = None) -> None:
+        """Returns once the other end has it. rider: uint8, at most MOST_RIDING, that goes along."""
+        packet = header.tensor().view(torch.uint8)
+        if rider is not None:
+            packet = torch.cat([packet, rider])
+        self._wait(lambda: self._group.send([packet], self._other, _HEADER_TAG))
 
-    def receive(self) -> Header:
-        """The next header of the other end."""
-        numbers = torch.empty(HEADER, dtype=torch.int64)
-        self._wait(lambda: self._group.recv([numbers], self._other, _HEADER_TAG))
-        return Header.read(numbers)
+    def receive(self) -> tuple[Header, Tensor]:
+        """The next header of the other end, and memory whose beginning is what went along, if anything did."""
+        # gloo takes a shorter message into a longer buffer.
+        packet = torch.empty(HEADER_BYTES + MOST_RIDING, dtype=torch.uint8)
+        self._wait(lambda: self._group.recv([packet], self._other, _HEADER_TAG))
+        return Header.read(packet[:HEADER_BYTES].view(torch.int64)), packet[HEADER_BYTES:]
 
     def send_bytes(self, whole: Tensor) -> None:
         """uint8 [size] in host memory."""
@@ -93,7 +104,12 @@ class Link:
 
 
 class GlooCarrier:
-    """Host memory over the link. Tensors of a GPU are staged: gloo would read their addresses as the host's."""
+    """Host memory over the link. Tensors of a GPU are staged: gloo would read their addresses as the host's.
+
+    Most bundles ride along: every transfer of its own is one more time that two threads have to be woken.
+    """
+
+    rides = MOST_RIDING
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -118,6 +134,8 @@ class GlooCarrier:
 
 class NcclCarrier:
     """From one GPU to another, on a stream of its own, so that no step of a model waits for it."""
+
+    rides = 0
 
     def __init__(self, store: Store, rank: int, device: torch.device, limit_s: float) -> None:
         from torch.distributed import ProcessGroupNCCL

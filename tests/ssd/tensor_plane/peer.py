@@ -3,8 +3,8 @@
 A fault strikes once, at a place in the plane's own thread:
 
     where   init     this end has found the store and not the other end
-            send     the header of a bundle is out, its bytes are not        (draft)
-            receive  a header has come, its bytes were not taken             (target)
+            send     a bundle is to go; its header is out where its bytes follow by themselves    (draft)
+            receive  a header has come, its bytes were not looked at                              (target)
     what    kill     SIGKILL to itself
             stop     SIGSTOP to itself: every thread stands still
             or seconds to sleep on that thread
@@ -41,16 +41,18 @@ class Faults:
             self.strike("init")
             return link(*arguments)
 
-        def late_say(this: Any, header: Any) -> None:
-            say(this, header)
+        def late_say(this: Any, header: Any, rider: Any = None) -> None:
+            if rider is not None and header.what is pair_channel.What.BUNDLE:
+                self.strike("send")
+            say(this, header, rider)
             if header.what is pair_channel.What.BUNDLE:
                 self.strike("send")
 
         def late_heard(this: Any) -> Any:
-            header = heard(this)
+            header, riding = heard(this)
             if header.what is pair_channel.What.BUNDLE:
                 self.strike("receive")
-            return header
+            return header, riding
 
         opening.Link = late_link  # type: ignore[assignment,misc]
         channel._say, channel._heard = late_say, late_heard  # type: ignore[method-assign]
