@@ -15,7 +15,7 @@ _IPC_NAMESPACE = Path("/proc/self/ns/ipc")
 
 def ability(device: torch.device | str) -> Ability:
     """Of a process whose tensors are on `device`."""
-    device = torch.device(device)
+    device = indexed(device)
     kinds: set[Kind] = set()
     if dist.is_available() and dist.is_gloo_available():
         kinds.add(Kind.GLOO)
@@ -27,6 +27,12 @@ def ability(device: torch.device | str) -> Ability:
         if dist.is_nccl_available():
             kinds.add(Kind.NCCL)
     return Ability(host_id(), (str(torch.cuda.get_device_properties(device).uuid),), frozenset(kinds))
+
+
+def indexed(device: torch.device | str) -> torch.device:
+    """The same device, by its number where it is a GPU."""
+    where = torch.device(device)
+    return torch.device("cuda", torch.cuda.current_device()) if str(where) == "cuda" else where
 
 
 def host_id() -> str:

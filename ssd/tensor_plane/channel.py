@@ -46,7 +46,7 @@ class Channel(Protocol):
         """Target: help the draft to measure until it says that the way is open."""
 
     def send(self, number: int, tensors: Sequence[Tensor]) -> None:
-        """Hand a bundle over; returns once the tensors may be changed again."""
+        """Hand a bundle over; returns once the tensors may be changed again. On a GPU they must be computed by now."""
 
     def beat(self) -> None:
         """Say that this end is alive."""

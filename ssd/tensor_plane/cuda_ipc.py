@@ -33,7 +33,6 @@ class IpcCarrier:
         """ring: uint8 [SLOTS, SLOT_BYTES] on the shared GPU."""
         self._ring = ring
         self._count = 0  # the same at both ends, since every transfer takes the next slot
-        self._stream = torch.cuda.Stream(ring.device)
         self._aborted = threading.Event()
 
     def offer(self, whole: Tensor) -> None:
@@ -61,11 +60,8 @@ class IpcCarrier:
 
     def _copy(self, into: Tensor, source: Tensor) -> None:
         try:
-            # What is copied may have been written on the caller's stream just now.
-            self._stream.wait_stream(torch.cuda.current_stream(self._ring.device))
-            with torch.cuda.stream(self._stream):
-                into.copy_(source, non_blocking=True)
-            self._stream.synchronize()
+            into.copy_(source, non_blocking=True)
+            torch.cuda.current_stream(self._ring.device).synchronize()
         except RuntimeError as error:
             raise Broken(f"cuda_ipc: {str(error).splitlines()[0][:200]}") from error
 
@@ -74,7 +70,7 @@ def share_ring(store: Store, device: torch.device) -> IpcCarrier:
     """Target: allocate the ring and leave its handle in the store."""
     try:
         ring = torch.zeros(SLOTS, SLOT_BYTES, dtype=torch.uint8, device=device)
-        torch.cuda.synchronize(device)
+        torch.cuda.current_stream(device).synchronize()
         handle = ring.untyped_storage()._share_cuda_()
     except RuntimeError as error:
         raise Broken(f"cuda_ipc: {str(error).splitlines()[0][:200]}") from error
@@ -87,7 +83,7 @@ def open_ring(store: Store, device: torch.device, limit_s: float) -> IpcCarrier:
     try:
         store.wait([_KEY], timedelta(seconds=limit_s))
         handle = [_unpacked(part) for part in json.loads(store.get(_KEY))]
-        handle[0] = device.index or 0  # the same GPU may have another number here
+        handle[0] = device.index  # the same GPU may have another number here
         torch.cuda.init()
         storage = torch.UntypedStorage._new_shared_cuda(*handle)
         ring = torch.empty(0, dtype=torch.uint8, device=device).set_(storage)[: SLOTS * SLOT_BYTES]

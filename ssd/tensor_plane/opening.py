@@ -45,6 +45,8 @@ def _carrier(kind: Kind | None, link: Link, store: Store, rank: int, device: tor
 
 
 def _use(device: torch.device) -> None:
-    """The present device of a thread is its own, and new threads begin with the first GPU."""
+    """Have this thread work on `device`, and there on a stream of its own: the default one is the models', so a copy on
+    it would wait for the step that runs."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        torch.cuda.set_stream(torch.cuda.Stream(device))

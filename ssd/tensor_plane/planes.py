@@ -15,7 +15,7 @@ import torch
 
 from protos.ssd.v1 import types_pb2
 from ssd.speculation.law import LawRef, SparseLaw
-from ssd.tensor_plane.ability import ability
+from ssd.tensor_plane.ability import ability, indexed
 from ssd.tensor_plane.channel import Broken
 from ssd.tensor_plane.choice import ability_message
 from ssd.tensor_plane.end import BROKEN, OPEN, OPENING, End
@@ -75,7 +75,7 @@ class _Planes(Generic[AnyEnd]):
 
     def __init__(self, device: torch.device | str) -> None:
         self.wake: Callable[[int], None] = lambda stream: None
-        self._device = torch.device(device)
+        self._device = indexed(device)
         self._ability = ability_message(ability(self._device))
         self._ends: dict[tuple[int, int], AnyEnd] = {}
         self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()

@@ -133,7 +133,7 @@ class GlooCarrier:
 
 
 class NcclCarrier:
-    """From one GPU to another, on a stream of its own, so that no step of a model waits for it."""
+    """From one GPU to another, on the thread's own stream."""
 
     rides = 0
 
@@ -149,7 +149,6 @@ class NcclCarrier:
         options._timeout = timedelta(seconds=limit_s)
         options.config.blocking = 0
         try:
-            self._stream = torch.cuda.Stream(device)
             self._group: Any = ProcessGroupNCCL(store, rank, 2, options)
         except RuntimeError as error:
             raise Broken(f"nccl: {_short(error, limit_s)}") from error
@@ -159,15 +158,13 @@ class NcclCarrier:
 
     def transfer(self, whole: Tensor) -> None:
         """See Carrier."""
-        with torch.cuda.stream(self._stream):
-            there = whole.to(self._device)
-            self._finish(lambda: self._group.send([there], self._other, 0))
+        there = whole.to(self._device)
+        self._finish(lambda: self._group.send([there], self._other, 0))
 
     def take(self, size: int) -> Tensor:
         """See Carrier; the result is on this end's GPU."""
-        with torch.cuda.stream(self._stream):
-            whole = torch.empty(size, dtype=torch.uint8, device=self._device)
-            self._finish(lambda: self._group.recv([whole], self._other, 0))
+        whole = torch.empty(size, dtype=torch.uint8, device=self._device)
+        self._finish(lambda: self._group.recv([whole], self._other, 0))
         return whole
 
     def abort(self) -> None:
@@ -182,7 +179,7 @@ class NcclCarrier:
             work = start()
             done = torch.cuda.Event()
             work.wait()  # orders the stream behind it, and does not block
-            done.record(self._stream)
+            done.record()
             while not done.query():
                 if self._aborted.is_set():
                     raise Broken("aborted")
