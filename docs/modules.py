@@ -17,6 +17,7 @@ PACKAGES = (
     "ssd/models",
     "ssd/layers",
     "ssd/runtime",
+    "ssd/tensor_plane",
     "ssd/rpc",
     "ssd/telemetry",
     "ssd/simulator",

@@ -18,6 +18,8 @@ from ssd.speculation.outcomes import Branch, OutcomeTable
 from ssd.speculation.params import Draw, SamplingParams
 from ssd.speculation.proposal import Proposal, Source
 
+_ROWS = 1 << 32  # that a span can name
+
 SendLaws = Callable[[Laws], Laws]
 
 _SCALARS = (
@@ -187,8 +189,10 @@ def _laws(message: types_pb2.Proposal | types_pb2.Branch, most: int) -> Iterator
 def _span(span: types_pb2.LawSpan, inline: Iterator[Law | None], most: int) -> Iterable[Law | None]:
     count = min(span.count, most)
     if not span.plane:
-        return itertools.islice(inline, count)
-    return (LawRef(span.plane, span.bundle, span.row + i) for i in range(count))
+        # A span that promises more than there is must not shift what stands behind it to other tokens.
+        return itertools.islice(itertools.chain(inline, itertools.repeat(None)), count)
+    rows = range(span.row, span.row + count)
+    return (LawRef(span.plane, span.bundle, row) if row < _ROWS else None for row in rows)
 
 
 def _law(message: types_pb2.SparseLaw) -> SparseLaw | None:
