@@ -109,7 +109,7 @@ class TargetEngine:
         """Take in one message of a stream. An empty one says that something has come on a plane."""
         for late in self._laws.take_late():
             if self.roster.holds(late) and not late.proposal.ids:
-                self._look_up(late)
+                self._look_up_or_run(late)
         # What ends makes room for what begins.
         for number in request.closes:
             if closing := self.roster.get(stream, number):
@@ -251,13 +251,19 @@ class TargetEngine:
         made = proposal(message, vocab_size=self.limits.vocab_size)
         if made.ids:
             self.replica.put_proposal(sequence.number, made)
-            found = self._look_up(sequence)
-            if found is None and made.base_len == sequence.length and not self._laws.is_late(sequence):
-                sequence.patience.end()  # its laws will never come, and nothing else may either
+            if made.base_len == sequence.length:
+                self._look_up_or_run(sequence)
+            else:
+                self._look_up(sequence)
         elif made.base_len == sequence.length:
             sequence.patience.end()
         else:
             self._dropped += 1
+
+    def _look_up_or_run(self, sequence: LiveSequence) -> None:
+        """Look up what a row waited for. If its laws will never come it need not wait on, as nothing else may come."""
+        if self._look_up(sequence) is None and not self._laws.is_late(sequence):
+            sequence.patience.end()
 
     def _look_up(self, sequence: LiveSequence) -> Found | None:
         """Give a sequence the best proposal that the replica has, or what it has behind the one in flight."""

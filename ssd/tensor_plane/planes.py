@@ -25,6 +25,10 @@ from ssd.tensor_plane.rendezvous import Rendezvous
 from ssd.tensor_plane.sending import Outgoing, SendingEnd
 from ssd.tensor_plane.store import Absent
 
+MOST_PLANES = 64
+"""Of one process: as many drafts times routers as anybody has."""
+LONGEST_LIMIT_S = 600.0
+
 AnyEnd = TypeVar("AnyEnd", bound=End)
 Report = tuple[int, types_pb2.PlaneReport]
 
@@ -102,6 +106,19 @@ class _Planes(Generic[AnyEnd]):
         """See PlaneSide."""
         return [self._reports.get_nowait() for _ in range(self._reports.qsize())]
 
+    def _takes(self, stream: int, order: types_pb2.PlaneOrder) -> bool:
+        """Whether an order is a new one that can be followed. What is wrong with one is reported."""
+        if (stream, order.plane) in self._ends:
+            return False
+        reason = ""
+        if len(self._ends) >= MOST_PLANES:
+            reason = f"this process has {MOST_PLANES} planes already"
+        elif not 0.0 < order.limit_s <= LONGEST_LIMIT_S:
+            reason = f"limit_s is {order.limit_s:g}, must be above 0 and at most {LONGEST_LIMIT_S:g}"
+        if reason:
+            self._tell(stream, types_pb2.PlaneReport(plane=order.plane, state=BROKEN, reason=reason))
+        return not reason
+
     def _forget(self, stream: int, end: AnyEnd) -> None:
         """An end is no longer there."""
 
@@ -127,7 +144,7 @@ class SendingPlanes(_Planes[SendingEnd]):
 
     def order(self, stream: int, order: types_pb2.PlaneOrder) -> None:
         """See PlaneSide."""
-        if (stream, order.plane) in self._ends:
+        if not self._takes(stream, order):
             return
         end = SendingEnd(
             order.plane,
@@ -158,7 +175,7 @@ class ReceivingPlanes(_Planes[ReceivingEnd]):
 
     def order(self, stream: int, order: types_pb2.PlaneOrder) -> None:
         """See PlaneSide."""
-        if (stream, order.plane) in self._ends:
+        if not self._takes(stream, order):
             return
         try:
             rendezvous = self._rendezvous = self._rendezvous or Rendezvous(self._listen, order.limit_s)

@@ -38,8 +38,8 @@ class ReceivingEnd(End):
             if bundle is not None and self.laws.put(bundle.number, self._laws(bundle)):
                 self._awaited()
             # A draft that lives and sends, but not what it has told of, is no use either.
-            if (number := self.laws.overdue(self._limit_s)) is not None:
-                raise Broken(f"bundle {number} did not come within {self._limit_s:g} s")
+            if self.laws.overdue(self._limit_s):
+                raise Broken(f"a bundle that the draft told of did not come within {self._limit_s:g} s")
 
     def _laws(self, bundle: Bundle) -> PackedLaws | None:
         try:

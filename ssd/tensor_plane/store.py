@@ -73,11 +73,11 @@ class LawStore:
         found = laws.law(row) if laws is not None else None
         return found or Absent.GONE
 
-    def overdue(self, limit_s: float) -> int | None:
-        """A bundle that was asked for longer ago than limit_s and has not come."""
+    def overdue(self, limit_s: float) -> bool:
+        """Whether a bundle was asked for longer ago than limit_s and has not come."""
         with self._lock:
             since = self._clock() - limit_s
-            return next((number for number, asked in self._missed.items() if asked < since), None)
+            return any(asked < since for asked in self._missed.values())
 
     def close(self) -> None:
         """Nothing more comes; everything that was kept is let go."""

@@ -83,6 +83,15 @@ def test_a_bundle_that_never_comes_costs_the_wait_and_no_more(rig):
     assert len(rig.ids(1)) == 8
 
 
+def test_a_plane_that_breaks_ends_the_wait_for_what_was_on_it(rig, planes):
+    propose(rig, (3, 4), refs(1, 2))
+    assert not rig.step(), "the row waits"
+    planes.stores[PLANE].close()
+    planes.wake(STREAM)
+    (outcome,) = rig.step()
+    assert outcome.proposed == 0
+
+
 @pytest.mark.parametrize("how", ["unknown plane", "closed", "evicted", "damaged", "no such row"])
 def test_laws_that_are_gone_make_a_miss_without_a_wait(rig, planes, how):
     ids, laws = guess(1, text(rig), 2)

@@ -1,5 +1,6 @@
 """Ends over channels that misbehave: nobody waits for them, and they say what is wrong."""
 
+import math
 import queue
 import threading
 
@@ -196,7 +197,7 @@ def test_a_draft_that_lives_but_does_not_send_what_it_told_of_is_given_up(begin,
     (broken,) = states(reports, 1)
     beats.set()
     thread.join(WITHIN_S)
-    assert broken.state == BROKEN and "bundle 7" in broken.reason
+    assert broken.state == BROKEN and "told of did not come" in broken.reason
 
 
 @pytest.mark.parametrize("error", [Broken("the other end is gone"), RuntimeError("a library's own")])
@@ -232,6 +233,24 @@ def test_a_draft_that_nobody_answers_says_so():
     assert stream == 9 and report.state == BROKEN and "127.0.0.1:1" in report.reason
     assert planes.bundle(9, 4) is None
     planes.close_stream(9)
+
+
+@pytest.mark.parametrize("limit_s", [0.0, -1.0, math.nan, math.inf, 1e9])
+@pytest.mark.parametrize("planes", [SendingPlanes("cpu"), ReceivingPlanes("cpu", "127.0.0.1:0")])
+def test_an_order_that_nobody_can_follow_is_refused(planes, limit_s):
+    planes.order(1, types_pb2.PlaneOrder(plane=2, limit_s=limit_s))
+    ((_, report),) = planes.reports()
+    assert report.state == BROKEN and report.reason.startswith("limit_s is")
+
+
+def test_a_process_has_so_many_planes_and_no_more(monkeypatch):
+    monkeypatch.setattr("ssd.tensor_plane.planes.MOST_PLANES", 1)
+    planes = SendingPlanes("cpu")
+    for plane in (1, 2):
+        planes.order(1, types_pb2.PlaneOrder(plane=plane, limit_s=LIMIT_S, rendezvous="127.0.0.1:1"))
+    reasons = {report.plane: report.reason for _, report in planes.reports()}
+    assert "1 planes already" in reasons[2]
+    planes.close_stream(1)
 
 
 def test_a_target_that_cannot_listen_says_so():

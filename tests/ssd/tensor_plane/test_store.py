@@ -68,15 +68,15 @@ def test_doubled_and_old_numbers_change_nothing(store):
 
 
 def test_what_is_asked_for_and_does_not_come_is_overdue(store, clock):
-    assert store.overdue(1.0) is None
+    assert not store.overdue(1.0)
     store.law(4, 0)
     clock[0] = 0.9
     store.law(4, 0)
-    assert store.overdue(1.0) is None
+    assert not store.overdue(1.0)
     clock[0] = 1.1
-    assert store.overdue(1.0) == 4
+    assert store.overdue(1.0)
     store.put(4, laws())
-    assert store.overdue(1.0) is None
+    assert not store.overdue(1.0)
 
 
 def test_made_up_numbers_fill_no_memory(store):
@@ -90,4 +90,4 @@ def test_after_the_end_nothing_is_kept(store):
     store.close()
     assert store.law(1, 0) is Absent.CLOSED
     assert not store.put(2, laws())
-    assert store.law(2, 0) is Absent.CLOSED and store.overdue(0.0) is None
+    assert store.law(2, 0) is Absent.CLOSED and not store.overdue(0.0)
