@@ -6,7 +6,7 @@ from functools import partial
 from itertools import product
 
 import torch
-from triton.runtime.errors import OutOfResources  # type: ignore[import-untyped]
+from triton.runtime.errors import OutOfResources
 
 from bench.kernel_parts import make_weights
 from bench.kernel_timing import microseconds

@@ -16,6 +16,7 @@ PACKAGES = (
     "ssd/speculation",
     "ssd/models",
     "ssd/layers",
+    "ssd/kernels",
     "ssd/runtime",
     "ssd/tensor_plane",
     "ssd/rpc",
@@ -26,6 +27,8 @@ PACKAGES = (
     "draft_service",
     "router",
     "bench",
+    "bench/run",
+    "bench/inflate",
 )
 
 

@@ -32,6 +32,7 @@ from ssd.runtime.blocks import BlockPool
 from ssd.runtime.runner import ModelRunner
 from ssd.speculation.outcomes import OutcomeTable
 from ssd.speculation.proposal import Proposal, Source
+from ssd.telemetry.trace import NO_TRACER, Tracer
 from ssd.tensor_plane.planes import LawSender, NoPlanes
 
 _SOURCES = {types_pb2.PROPOSAL_SOURCE_JIT: Source.PROPOSAL, types_pb2.PROPOSAL_SOURCE_NGRAM: Source.NGRAM}
@@ -49,18 +50,20 @@ class DraftEngine:
         model: ModelConfig,
         config: DraftConfig,
         info: types_pb2.ModelInfo,
+        tracer: Tracer = NO_TRACER,
         planes: LawSender | None = None,
     ) -> None:
         """`info` says how many ids the clients may use; the model's own vocabulary may be padded beyond that."""
         context = min(config.engine.max_context or model.max_position, model.max_position)
         vocab = min(info.vocab_size or model.vocab_size, model.vocab_size)
         self.info = info
+        self._tracer = tracer
         self.limits = Limits(vocab, context, config.max_k, config.max_branches, tuple(info.eos_ids) or model.eos_ids)
         self.live = Streams()
         self.experience = Experience()
         self._room = Room(self.live, pool)
         self._scheduler = Scheduler(self._room, config.engine.token_budget)
-        self._passes = Passes(runner, vocab, config.max_k + 1)
+        self._passes = Passes(runner, vocab, config.max_k + 1, tracer)
         self.planes: LawSender = planes or NoPlanes()
         self._mail = DraftMail(self.planes)
         self._pool = pool
@@ -141,6 +144,8 @@ class DraftEngine:
         result = sequence.take(drawn)
         if isinstance(result, OutcomeTable):
             self._mail.anticipate(sequence.stream, sequence.number, result, sequence.target)
+            now = self._tracer.now()
+            self._tracer.instant("tables", "publish", now, sequence=sequence.number, base=result.base_len)
         else:
             self._answer(sequence, result)
 
@@ -269,6 +274,8 @@ class DraftEngine:
 
     def _answer(self, sequence: DraftSequence, proposal: Proposal | None) -> None:
         if proposal is not None:
+            now = self._tracer.now()
+            self._tracer.instant("proposals", "publish", now, sequence=sequence.number, ids=len(proposal.ids))
             self._mail.propose(sequence.stream, sequence.number, proposal, sequence.target)
 
     # Sequences that are given up

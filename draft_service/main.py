@@ -17,7 +17,7 @@ from draft_service.servicer import SERVICE, DraftServicer, Request
 from protos.ssd.v1 import draft_pb2, draft_pb2_grpc, types_pb2
 from ssd.config import DraftConfig
 from ssd.models.builtin import resolve_model
-from ssd.models.checkpoint import Checkpoint
+from ssd.models.checkpoint import Checkpoint, has_recipe
 from ssd.models.config import ModelConfig
 from ssd.models.loader import EMBEDDING, LoadedModel, load_model
 from ssd.rpc.engine_process import LoadProgress, run_engine
@@ -26,6 +26,7 @@ from ssd.rpc.server import Server, StartupError
 from ssd.runtime.assembly import make_runner
 from ssd.runtime.step_sizes import Demand
 from ssd.telemetry import logging
+from ssd.telemetry.trace import NO_TRACER, Tracer, open_tracer
 from ssd.tensor_plane.planes import SendingPlanes
 from ssd.tokenizer import TOKENIZER_FILE
 
@@ -49,7 +50,9 @@ class Sources:
         """Resolves the models; the target's only where something of it is needed. ModelError says what is missing."""
         model = resolve_model(config.model, progress=progress)
         target = functools.cache(lambda: resolve_model(config.target_model, progress=progress))
-        embedding = None if EMBEDDING in Checkpoint(model).names else target()
+        # A recipe makes every tensor, though no file holds it.
+        whole = has_recipe(model) or EMBEDDING in Checkpoint(model).names
+        embedding = None if whole else target()
         tokenizer = model if (model / TOKENIZER_FILE).is_file() else target()
         return cls(model, embedding, tokenizer)
 
@@ -62,16 +65,17 @@ def main(config: DraftConfig) -> int:
 
 async def serve(config: DraftConfig) -> int:
     """Bind, load, serve, drain; returns the exit status: 0 after a signal, 1 when the engine died."""
+    tracer = open_tracer(config.trace, "draft")
     server = Server(config.listen, [SERVICE])
     servicer = DraftServicer()
     draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server.grpc)
     await server.start()
     log.info("listening", address=server.address, model=config.model)
-    build = functools.partial(load_engine, config)
-    return await run_engine(server, build, servicer.begin, config.drain_s)
+    build = functools.partial(load_engine, config, tracer=tracer)
+    return await run_engine(server, build, servicer.begin, config.drain_s, tracer)
 
 
-def load_engine(config: DraftConfig, progress: LoadProgress) -> DraftEngine:
+def load_engine(config: DraftConfig, progress: LoadProgress, tracer: Tracer = NO_TRACER) -> DraftEngine:
     """The engine that `config` describes, warmed up. ModelError or FieldError (both ValueError) for what is wrong."""
     started = time.monotonic()
     if config.engine.threads:
@@ -90,13 +94,15 @@ def load_engine(config: DraftConfig, progress: LoadProgress) -> DraftEngine:
     own = sources.tokenizer == sources.model
     eos_ids = loaded.config.eos_ids if own else ModelConfig.from_directory(sources.tokenizer).eos_ids
     info = model_info(loaded, config.model, sources.model, config.engine, sources.tokenizer, eos_ids)
-    engine = make_engine(loaded, config, info)
+    engine = make_engine(loaded, config, info, tracer)
     warm_up(engine)
     log.info("loaded", seconds=round(time.monotonic() - started, 1), dtype=engine.info.dtype)
     return engine
 
 
-def make_engine(loaded: LoadedModel, config: DraftConfig, info: types_pb2.ModelInfo) -> DraftEngine:
+def make_engine(
+    loaded: LoadedModel, config: DraftConfig, info: types_pb2.ModelInfo, tracer: Tracer = NO_TRACER
+) -> DraftEngine:
     """An engine with a KV cache of its own around a loaded model."""
     demand = Demand(
         # After full acceptance: the last committed token, the proposal in flight, and what is known to follow it.
@@ -110,7 +116,7 @@ def make_engine(loaded: LoadedModel, config: DraftConfig, info: types_pb2.ModelI
     )
     runner, pool = make_runner(loaded, config.engine, demand, prepare=True)
     planes = SendingPlanes(loaded.device)
-    return DraftEngine(runner, pool, loaded.config, config, info, planes)
+    return DraftEngine(runner, pool, loaded.config, config, info, tracer, planes)
 
 
 def warm_up(engine: DraftEngine) -> None:

@@ -80,6 +80,7 @@ class TargetConfig:
     proposal_wait_s: float = 0.25  # longest a row waits for a proposal after a miss, seconds
     plane_listen: str = ""  # host:port where drafts meet for tensor planes; empty = any free port beside `listen`
     drain_s: float = 5.0  # how long live streams may go on after SIGTERM, seconds
+    trace: str = ""  # this process writes its part of a timeline beside this file; empty = none
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
@@ -106,6 +107,7 @@ class DraftConfig:
     max_k: int = 16
     max_branches: int = 64  # most branches of one outcome table
     drain_s: float = 5.0
+    trace: str = ""  # this process writes its part of a timeline beside this file; empty = none
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
@@ -151,6 +153,7 @@ class RouterConfig:
     peer_timeout_s: float = 5.0  # a peer silent for this long is lost
     target_wait_s: float = 10.0  # longest a live request waits for a target to come (back)
     drain_s: float = 5.0
+    trace: str = ""  # this process writes its part of a timeline beside this file; empty = none
 
     def __post_init__(self) -> None:
         _address("listen", self.listen)

@@ -24,6 +24,7 @@ from ssd.speculation.cache import Found, SpeculationCache
 from ssd.speculation.finish import cut
 from ssd.speculation.proposal import Continuation, Proposal
 from ssd.speculation.verify import Verdict
+from ssd.telemetry.trace import NO_TRACER, Tracer
 from ssd.tensor_plane.planes import LawReceiver, NoPlanes
 from target_service.admission import Limits, terms_of
 from target_service.fallback import Fallback
@@ -57,14 +58,16 @@ class TargetEngine:
         model: ModelConfig,
         config: TargetConfig,
         info: types_pb2.ModelInfo,
+        tracer: Tracer = NO_TRACER,
         planes: LawReceiver | None = None,
     ) -> None:
         context = min(config.engine.max_context or model.max_position, model.max_position)
         self.info = info
+        self._tracer = tracer
         self.limits = Limits(model.vocab_size, context, pool.blocks * pool.block_size, config.max_k, model.eos_ids)
         self.roster = Roster()
         self._ruled: list[tuple[StepRow, Verdict | None]] = []  # of the step that has begun
-        self._clock = StepClock()
+        self._clock = StepClock(tracer)
         self.scheduler = Scheduler(self.roster.live, pool, config.engine.token_budget)
         # The read replica of the router's speculation cache, for the rounds in flight.
         self.replica = SpeculationCache(max_sequences=config.engine.max_sequences)
@@ -120,6 +123,7 @@ class TargetEngine:
             self._open(stream, message)
         for table in request.tables:
             if sequence := self._speculating(stream, table.sequence):
+                self._arrived("table", sequence)
                 self.replica.put(sequence.number, outcome_table(table, vocab_size=self.limits.vocab_size))
                 self._look_up(sequence)
         for made in request.proposals:
@@ -153,7 +157,7 @@ class TargetEngine:
         if not rows:
             return
         self._clock.begin(now, rows)
-        for row, ruling in zip(rows, self._run(rows), strict=True):
+        for row, ruling in zip(rows, self._run(rows, now), strict=True):
             if isinstance(ruling, Undrawable):
                 log.error("no token can be drawn", sequence=row.sequence.id, error=ruling.reason)
                 self._refuse(row.sequence, Status.INTERNAL, f"no token can be drawn: {ruling.reason}")
@@ -184,12 +188,22 @@ class TargetEngine:
         self.begin(now)
         return self.finish()
 
-    def _run(self, rows: list[StepRow]) -> list[Ruling]:
-        """One forward over all rows, and what it decides for each."""
+    def _run(self, rows: list[StepRow], begun: float) -> list[Ruling]:
+        """One forward over all rows of the step that began at `begun`, and what it decides for each."""
         runs = [row.run_row() for row in rows]
-        if not self._runner.draws:
-            return rulings(rows, self._runner.run(runs))
-        return rulings_of(rows, self._runner.step(runs, [draw for row in rows for draw in row.plain_draws()]))
+        planned = self._tracer.now()
+        if self._runner.draws:
+            stepped = self._runner.step(runs, [draw for row in rows for draw in row.plain_draws()])
+            ran = self._tracer.now()
+            decided = rulings_of(rows, stepped)
+        else:
+            logits = self._runner.run(runs)
+            ran = self._tracer.now()
+            decided = rulings(rows, logits)
+        self._tracer.span("engine", "plan", begun, planned)
+        self._tracer.span("engine", "forward", planned, ran)
+        self._tracer.span("engine", "draw", ran, self._tracer.now())
+        return decided
 
     def _commit(self, row: StepRow, verdict: Verdict | None) -> Round | None:
         """Commit what the verdict says, up to the end of the sequence; None when the row was not complete."""
@@ -248,6 +262,7 @@ class TargetEngine:
         return sequence
 
     def _take_proposal(self, sequence: LiveSequence, message: types_pb2.Proposal) -> None:
+        self._arrived("proposal", sequence)
         made = proposal(message, vocab_size=self.limits.vocab_size)
         if made.ids:
             self.replica.put_proposal(sequence.number, made)
@@ -264,6 +279,13 @@ class TargetEngine:
         """Look up what a row waited for. If its laws will never come it need not wait on, as nothing else may come."""
         if self._look_up(sequence) is None and not self._laws.is_late(sequence):
             sequence.patience.end()
+
+    def _arrived(self, what: str, sequence: LiveSequence) -> None:
+        """Note a prediction, and for how long its row has been standing still."""
+        now, since = self._tracer.now(), sequence.patience.since
+        self._tracer.instant("predictions", what, now, sequence=sequence.id)
+        if sequence.patience.waiting and since is not None:
+            self._tracer.span("waiting", f"wait for a {what}", since, now, sequence=sequence.id)
 
     def _look_up(self, sequence: LiveSequence) -> Found | None:
         """Give a sequence the best proposal that the replica has, or what it has behind the one in flight."""

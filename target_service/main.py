@@ -20,6 +20,7 @@ from ssd.runtime.assembly import make_runner
 from ssd.runtime.device import resolve_deterministic
 from ssd.runtime.step_sizes import Demand
 from ssd.telemetry import logging
+from ssd.telemetry.trace import NO_TRACER, Tracer, open_tracer
 from ssd.tensor_plane.planes import ReceivingPlanes
 from target_service.engine import TargetEngine
 from target_service.servicer import SERVICE, Request, TargetServicer
@@ -38,16 +39,17 @@ def main(config: TargetConfig) -> int:
 
 async def serve(config: TargetConfig) -> int:
     """Bind, load, serve, drain; returns the exit status: 0 after a signal, 1 when the engine died."""
+    tracer = open_tracer(config.trace, "target")
     server = Server(config.listen, [SERVICE])
     servicer = TargetServicer()
     target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server.grpc)
     await server.start()
     log.info("listening", address=server.address, model=config.model)
-    build = functools.partial(load_engine, config)
-    return await run_engine(server, build, servicer.begin, config.drain_s)
+    build = functools.partial(load_engine, config, tracer=tracer)
+    return await run_engine(server, build, servicer.begin, config.drain_s, tracer)
 
 
-def load_engine(config: TargetConfig, progress: LoadProgress) -> TargetEngine:
+def load_engine(config: TargetConfig, progress: LoadProgress, tracer: Tracer = NO_TRACER) -> TargetEngine:
     """The engine that `config` describes, warmed up. ModelError or FieldError (both ValueError) for what is wrong."""
     started, engine = time.monotonic(), config.engine
     if engine.threads:
@@ -62,19 +64,21 @@ def load_engine(config: TargetConfig, progress: LoadProgress) -> TargetEngine:
         progress=progress,
     )
     info = model_info(loaded, config.model, directory, engine, directory, loaded.config.eos_ids)
-    target = make_engine(loaded, config, info)
+    target = make_engine(loaded, config, info, tracer)
     warm_up(target)
     seconds = round(time.monotonic() - started, 1)
     log.info("loaded", seconds=seconds, dtype=target.info.dtype, deterministic=target.info.deterministic)
     return target
 
 
-def make_engine(loaded: LoadedModel, config: TargetConfig, info: types_pb2.ModelInfo) -> TargetEngine:
+def make_engine(
+    loaded: LoadedModel, config: TargetConfig, info: types_pb2.ModelInfo, tracer: Tracer = NO_TRACER
+) -> TargetEngine:
     """An engine with a KV cache of its own around a loaded model."""
     demand = Demand(queries=config.max_k + 1, sequences=config.engine.max_sequences)
     runner, pool = make_runner(loaded, config.engine, demand, prepare=True)
     planes = ReceivingPlanes(loaded.device, config.plane_address)
-    return TargetEngine(runner, pool, loaded.config, config, info, planes)
+    return TargetEngine(runner, pool, loaded.config, config, info, tracer, planes)
 
 
 def warm_up(engine: TargetEngine) -> None:

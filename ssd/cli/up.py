@@ -22,6 +22,7 @@ from ssd.cli.options import (
     MetricsListen,
     TargetModel,
     Threads,
+    Trace,
 )
 from ssd.cli.running import run_folder, running
 from ssd.cli.signals import StopRequested, stop_on_signals
@@ -54,6 +55,7 @@ def up(
     saguaro_c: DefaultSaguaroC = None,
     fallback: DefaultFallback = None,
     metrics_listen: MetricsListen = None,
+    trace: Trace = None,
     file: ConfigFile = None,
     log_dir: Annotated[
         Path | None, typer.Option(help="Keep configuration and logs here; default: a temporary folder.")
@@ -81,6 +83,7 @@ def up(
         saguaro_c=saguaro_c,
         fallback=fallback,
         metrics_listen=metrics_listen,
+        trace=None if trace is None else str(trace.absolute()),
         file=file,
     )
     stack = stacks.build(options)

@@ -8,8 +8,8 @@ them. With one split of a sequence the tile writes the result itself. All scores
 """
 
 # mypy: allow-untyped-defs
-import triton  # type: ignore[import-untyped]
-import triton.language as tl  # type: ignore[import-untyped]
+import triton
+import triton.language as tl
 
 from ssd.kernels.dependent import let_next_start, wait_for_previous
 

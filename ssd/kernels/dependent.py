@@ -1,9 +1,9 @@
 """Programmatic dependent launch: a kernel may be placed on the GPU while the one before it still runs."""
 
 # mypy: allow-untyped-defs
-import triton  # type: ignore[import-untyped]
-import triton.language as tl  # type: ignore[import-untyped]
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait  # type: ignore[import-untyped]
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit

@@ -11,8 +11,8 @@ library's differs in the last bit, only tokens within 1e-15 of each other can ch
 from dataclasses import dataclass
 
 import torch
-import triton  # type: ignore[import-untyped]
-import triton.language as tl  # type: ignore[import-untyped]
+import triton
+import triton.language as tl
 
 from ssd.speculation.philox import NoiseStream
 

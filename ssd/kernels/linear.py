@@ -10,8 +10,8 @@ with it the tensor cores' instruction differs, which may change the last bit. Ca
 
 # mypy: allow-untyped-defs
 import torch
-import triton  # type: ignore[import-untyped]
-import triton.language as tl  # type: ignore[import-untyped]
+import triton
+import triton.language as tl
 
 from ssd.kernels.dependent import let_next_start, wait_for_previous
 from ssd.kernels.tiles import LinearTile

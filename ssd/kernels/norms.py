@@ -4,8 +4,8 @@
 """
 
 # mypy: allow-untyped-defs
-import triton  # type: ignore[import-untyped]
-import triton.language as tl  # type: ignore[import-untyped]
+import triton
+import triton.language as tl
 
 from ssd.kernels.dependent import let_next_start, wait_for_previous
 

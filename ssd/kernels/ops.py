@@ -1,7 +1,7 @@
 """The operations of a decoder layer as Triton kernels; torch where a kernel would win nothing."""
 
 import torch
-import triton  # type: ignore[import-untyped]
+import triton
 from torch.nn import functional
 
 from ssd.kernels.linear import MOST_ROWS, linear

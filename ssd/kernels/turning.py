@@ -1,8 +1,8 @@
 """Per-head norm of q and k and rotary embedding in one kernel, which can also write k and v to the paged cache."""
 
 # mypy: allow-untyped-defs
-import triton  # type: ignore[import-untyped]
-import triton.language as tl  # type: ignore[import-untyped]
+import triton
+import triton.language as tl
 
 from ssd.kernels.dependent import let_next_start, wait_for_previous
 from ssd.kernels.norms import widened

@@ -9,7 +9,7 @@ for the device and cannot be captured.
 from dataclasses import dataclass
 
 import torch
-import triton  # type: ignore[import-untyped]
+import triton
 
 from ssd.kernels.attention import attend_tiles, merge_parts, write_keys
 from ssd.layers.attention import AttentionContext

@@ -29,7 +29,7 @@ def make_engine(
     own = {name: engine.pop(name) for name in ("max_branches", "max_k") if name in engine}
     config = DraftConfig(engine=EngineConfig(block_size=BLOCK, kv_tokens=blocks * BLOCK, **engine), **own)
     pool = BlockPool(blocks, BLOCK)
-    return DraftEngine(make_runner(loaded, blocks), pool, loaded.config, config, types_pb2.ModelInfo(), planes)
+    return DraftEngine(make_runner(loaded, blocks), pool, loaded.config, config, types_pb2.ModelInfo(), planes=planes)
 
 
 def make_runner(loaded: LoadedModel, blocks: int) -> ModelRunner:

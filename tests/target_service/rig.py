@@ -147,7 +147,7 @@ class Rig:
         self.pool = BlockPool(blocks, block_size)
         self.runner = MemoryRunner(blocks, block_size)
         info = types_pb2.ModelInfo(name="bench")
-        self.engine = TargetEngine(self.runner, self.pool, model_config(), config, info, planes)
+        self.engine = TargetEngine(self.runner, self.pool, model_config(), config, info, planes=planes)
         self.now = 100.0
         self.outcomes: dict[int, list[target_pb2.StepOutcome]] = {}
         self.refused: dict[int, types_pb2.Refused] = {}

@@ -56,11 +56,11 @@ def target_engine(
     loaded: LoadedModel, config: TargetConfig, planes: LawReceiver | None = None
 ) -> tuple[TargetEngine, BlockPool]:
     runner, pool = make_runner(loaded, config.engine)
-    return TargetEngine(runner, pool, loaded.config, config, info(), planes), pool
+    return TargetEngine(runner, pool, loaded.config, config, info(), planes=planes), pool
 
 
 def draft_engine(
     loaded: LoadedModel, config: DraftConfig, planes: LawSender | None = None
 ) -> tuple[DraftEngine, BlockPool]:
     runner, pool = make_runner(loaded, config.engine)
-    return DraftEngine(runner, pool, loaded.config, config, info(), planes), pool
+    return DraftEngine(runner, pool, loaded.config, config, info(), planes=planes), pool
