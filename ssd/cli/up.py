@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 import ssd.cli.stack as stacks
+from ssd.cli.errors import BAD_INPUT, CliError
 from ssd.cli.options import (
     ConfigFile,
     DefaultBudget,
@@ -65,6 +66,8 @@ def up(
     ] = False,
 ) -> None:
     """Start target, draft and router on this machine; Ctrl-C ends them."""
+    if no_draft and drafts != 1:
+        raise CliError(f"--drafts {drafts} and --no-draft contradict each other", BAD_INPUT)
     options = StackOptions(
         port=port,
         host=host,
