@@ -12,7 +12,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-MOST_BYTES = 16 << 20
+MOST_BYTES = 8 << 20
 """Largest bundle. Whatever is larger takes another way."""
 
 

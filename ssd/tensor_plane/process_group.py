@@ -28,6 +28,8 @@ HEADER_BYTES = HEADER * 8
 _HEADER_TAG = 1
 _DATA_TAG = 2
 _POLL_S = 20e-6
+# The first transfer sets the connection up, which takes seconds on some machines; an end may open for three limits.
+_FIRST_LIMITS = 2.5
 
 # A lost peer must not end this process, which is what the library does by default.
 _NCCL_ENVIRONMENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2", "TORCH_NCCL_ENABLE_MONITORING": "0"}
@@ -142,11 +144,12 @@ class NcclCarrier:
 
         for name, value in _NCCL_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
-        os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(math.ceil(limit_s)))
+        os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(math.ceil(_FIRST_LIMITS * limit_s)))
         self._limit_s, self._other, self._device = limit_s, 1 - rank, device
         self._aborted = threading.Event()
+        self._allowed_s = _FIRST_LIMITS * limit_s  # for the next transfer
         options = ProcessGroupNCCL.Options()
-        options._timeout = timedelta(seconds=limit_s)
+        options._timeout = timedelta(seconds=self._allowed_s)
         options.config.blocking = 0
         try:
             self._group: Any = ProcessGroupNCCL(store, rank, 2, options)
@@ -174,7 +177,8 @@ class NcclCarrier:
 
     def _finish(self, start: Callable[[], Any]) -> None:
         """Wait on the host, not on the stream: a peer that never comes must not hold the GPU's queue for ever."""
-        deadline = time.monotonic() + self._limit_s
+        allowed_s, self._allowed_s = self._allowed_s, self._limit_s
+        deadline = time.monotonic() + allowed_s
         try:
             work = start()
             done = torch.cuda.Event()
@@ -184,7 +188,7 @@ class NcclCarrier:
                 if self._aborted.is_set():
                     raise Broken("aborted")
                 if time.monotonic() > deadline:
-                    raise Broken(f"nccl: not done within {self._limit_s:g} s")
+                    raise Broken(f"nccl: not done within {allowed_s:g} s")
                 time.sleep(_POLL_S)
         except RuntimeError as error:
             raise Broken(f"nccl: {_short(error, self._limit_s)}") from error

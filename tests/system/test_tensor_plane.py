@@ -12,6 +12,7 @@ from tests.system.services import System, Toys, running_system
 from tests.toy import make_noisy_draft, make_toy
 
 LIMIT_S = 1.0
+TOKENS = 700
 SSD = types_pb2.MODE_SSD
 REJECTION = types_pb2.VERIFICATION_REJECTION
 
@@ -45,9 +46,9 @@ def test_the_plane_is_measured_and_carries_rejection(system: System) -> None:
     found = plane(system)
     assert found.target == system.specs["target"].address and found.draft == system.specs["draft"].address
     assert 0 < found.latency_us < 1e6 and found.bandwidth > 1e6 and not found.reason
-    reading = Reading(system, request(SSD, 300, verification=REJECTION))
+    reading = Reading(system, request(SSD, 200, verification=REJECTION))
     reading.end()
-    assert len(reading.ids) == 300 and reading.usage.accepted > 30
+    assert len(reading.ids) == 200 and reading.usage.accepted > 30
     assert is_open(system) and plane(system).epoch == found.epoch
 
 
@@ -60,20 +61,20 @@ def test_coupled_ids_are_those_without_a_draft(system: System) -> None:
 
 def test_a_draft_killed_in_mid_stream_costs_its_plane_and_brings_a_new_one(system: System) -> None:
     before = plane(system)
-    reading = Reading(system, request(SSD, 1500, verification=REJECTION))
+    reading = Reading(system, request(SSD, TOKENS, verification=REJECTION))
     reading.at_least(40)
     system.supervisor["draft"].process.send_signal(signal.SIGKILL)
     reading.at_least(len(reading.ids) + 100)
     system.restart("draft")
     peers.eventually(lambda: is_open(system) and plane(system).epoch > before.epoch, "the next epoch is open")
     reading.end()
-    assert len(reading.ids) == 1500
+    assert len(reading.ids) == TOKENS
     peers.eventually(lambda: peers.held(system) == 0, "all KV blocks are back")
 
 
 def test_a_target_that_stands_still_costs_the_plane_and_not_the_stream(system: System) -> None:
     before = plane(system)
-    reading = Reading(system, request(SSD, 1500, verification=REJECTION))
+    reading = Reading(system, request(SSD, TOKENS, verification=REJECTION))
     reading.at_least(40)
     target = system.supervisor["target"].process
     target.send_signal(signal.SIGSTOP)
@@ -85,7 +86,7 @@ def test_a_target_that_stands_still_costs_the_plane_and_not_the_stream(system: S
     finally:
         target.send_signal(signal.SIGCONT)
     reading.end()
-    assert len(reading.ids) == 1500
+    assert len(reading.ids) == TOKENS
     peers.eventually(lambda: is_open(system), "after a pause the pair has a plane again")
     assert peers.server_info(system).targets[0].state == admin_pb2.PEER_STATE_READY
 
