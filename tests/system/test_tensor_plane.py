@@ -11,7 +11,7 @@ from tests.system.reading import Reading, request
 from tests.system.services import System, Toys, running_system
 from tests.toy import make_noisy_draft, make_toy
 
-LIMIT_S = 1.0
+LIMIT_S = 2.0
 TOKENS = 700
 SSD = types_pb2.MODE_SSD
 REJECTION = types_pb2.VERIFICATION_REJECTION
@@ -22,7 +22,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     folder = tmp_path_factory.mktemp("plane-toys")
     target = make_toy(folder / "toy", "llama", layers=4, max_position=8192)
     toys = Toys(target, make_noisy_draft(target, folder / "toy-draft", 0.02))
-    settings = {"tensor_plane": "gloo", "plane_limit_s": LIMIT_S, "heartbeat_s": 0.2}
+    settings = {"tensor_plane": "gloo", "plane_limit_s": LIMIT_S, "heartbeat_s": 0.2, "peer_timeout_s": 20.0}
     with running_system(toys, tmp_path_factory.mktemp("plane"), **settings) as running:
         yield running
 

@@ -74,8 +74,8 @@ def begin(reports):
     """Start an end over a channel; all of them are ended afterwards."""
     started = []
 
-    def start(kind, channel, *more):
-        end = kind(3, LIMIT_S, lambda: channel, reports.put, *more)
+    def start(kind, channel, *more, limit_s=WITHIN_S):
+        end = kind(3, limit_s, lambda: channel, reports.put, *more)
         started.append((end, channel))
         end.start()
         return end
@@ -108,7 +108,7 @@ def test_an_open_end_says_what_was_measured_and_sends(begin, reports):
 
 def test_an_idle_end_gives_signs_of_life(begin, reports):
     channel = FakeChannel()
-    begin(SendingEnd, channel)
+    begin(SendingEnd, channel, limit_s=1.0)
     assert [channel.sent.get(timeout=WITHIN_S) for _ in range(2)] == ["beat", "beat"]
 
 
@@ -130,7 +130,7 @@ def test_before_it_is_open_nothing_goes_over_an_end(begin):
 @pytest.mark.parametrize("stuck", ["begin", "beat", "send"])
 def test_a_sender_whose_library_never_returns_is_broken_within_its_limit(begin, reports, stuck):
     channel = FakeChannel(stuck)
-    end = begin(SendingEnd, channel)
+    end = begin(SendingEnd, channel, limit_s=LIMIT_S)
     if stuck != "begin":
         assert states(reports, 1)[0].state == OPEN
         bundle = end.bundle()
@@ -144,7 +144,7 @@ def test_a_sender_whose_library_never_returns_is_broken_within_its_limit(begin, 
 
 def test_a_receiver_whose_library_never_returns_is_broken_within_its_limit(begin, reports):
     channel = FakeChannel("receive")
-    end = begin(ReceivingEnd, channel, lambda: None)
+    end = begin(ReceivingEnd, channel, lambda: None, limit_s=LIMIT_S)
     assert [one.state for one in states(reports, 2)] == [OPEN, BROKEN]
     assert channel.aborted.wait(WITHIN_S)
     assert end.laws.law(1, 0) is Absent.CLOSED
@@ -152,8 +152,7 @@ def test_a_receiver_whose_library_never_returns_is_broken_within_its_limit(begin
 
 def test_a_target_that_does_not_keep_up_gets_laws_inline(begin, reports):
     channel = FakeChannel("send", "beat")
-    end = SendingEnd(3, WITHIN_S, lambda: channel, reports.put)
-    end.start()
+    end = begin(SendingEnd, channel)
     states(reports, 1)
     posted = 0
     while (bundle := end.bundle()) is not None:
@@ -162,9 +161,6 @@ def test_a_target_that_does_not_keep_up_gets_laws_inline(begin, reports):
         posted += 1
     assert sending.QUEUED <= posted <= sending.QUEUED + 1
     assert end.state == OPEN
-    end.close()
-    channel.release.set()
-    assert end.join(WITHIN_S)
 
 
 def test_a_receiver_keeps_laws_counts_damage_and_tells_who_waits(begin, reports):
@@ -182,7 +178,7 @@ def test_a_receiver_keeps_laws_counts_damage_and_tells_who_waits(begin, reports)
 
 def test_a_draft_that_lives_but_does_not_send_what_it_told_of_is_given_up(begin, reports):
     channel = FakeChannel()
-    end = begin(ReceivingEnd, channel, lambda: None)
+    end = begin(ReceivingEnd, channel, lambda: None, limit_s=1.0)
     states(reports, 1)
     assert end.laws.law(7, 0) is Absent.LATE
 
