@@ -18,6 +18,7 @@ PACKAGES = (
     "ssd/layers",
     "ssd/kernels",
     "ssd/runtime",
+    "ssd/tensor_plane",
     "ssd/rpc",
     "ssd/telemetry",
     "ssd/simulator",

@@ -27,6 +27,7 @@ from ssd.runtime.assembly import make_runner
 from ssd.runtime.step_sizes import Demand
 from ssd.telemetry import logging
 from ssd.telemetry.trace import NO_TRACER, Tracer, open_tracer
+from ssd.tensor_plane.planes import SendingPlanes
 from ssd.tokenizer import TOKENIZER_FILE
 
 WARM_UP_K = 2
@@ -114,7 +115,8 @@ def make_engine(
         vocab=info.vocab_size,
     )
     runner, pool = make_runner(loaded, config.engine, demand, prepare=True)
-    return DraftEngine(runner, pool, loaded.config, config, info, tracer)
+    planes = SendingPlanes(loaded.device)
+    return DraftEngine(runner, pool, loaded.config, config, info, tracer, planes)
 
 
 def warm_up(engine: DraftEngine) -> None:

@@ -25,6 +25,7 @@ from ssd.config import RouterConfig
 from ssd.rpc.status import ApiError, exhausted, from_code, invalid, unavailable
 from ssd.telemetry.metrics import Metrics, RequestTimes
 from ssd.telemetry.trace import NO_TRACER, Tracer
+from ssd.tensor_plane.choice import ability_of
 from ssd.tokenizer import Tokenizer
 
 # A target names the fields of its own messages; clients know them by these paths.
@@ -47,7 +48,9 @@ class Hub:
         self.metrics = metrics or Metrics()
         self._tracer = tracer
         self._hop_began = 0.0  # the first message since the last flush came then; 0 = none, or no trace
-        self.coordinator = Coordinator()
+        self.coordinator = Coordinator(
+            tensor_plane=config.tensor_plane, plane_limit_s=config.plane_limit_s, name=f"{epoch:x}"
+        )
         self.targets = [Peer(address, TARGET, config, epoch, self) for address in config.targets]
         self.drafts = [Peer(address, DRAFT, config, epoch, self) for address in config.drafts]
         self._limits: Limits | None = None  # of the targets connected last; None before the first one
@@ -176,10 +179,10 @@ class Hub:
         self._connections[connection] = peer
         if peer.role is TARGET:
             self._take_limits(welcome)
-            self.coordinator.target_ready(connection, welcome.max_k)
+            self.coordinator.target_ready(connection, welcome.max_k, ability_of(welcome.plane))
             self._await_targets()
         else:
-            self.coordinator.draft_ready(connection, welcome.max_k)
+            self.coordinator.draft_ready(connection, welcome.max_k, ability_of(welcome.plane))
         self._flush_soon()
         return None
 
@@ -188,6 +191,7 @@ class Hub:
         self._hop_began = self._hop_began or begun
         if message.HasField("pong"):
             self.coordinator.round_trip(connection, self._connections[connection].rtt_ms / 1000)
+            self.coordinator.planes.tick(asyncio.get_running_loop().time())
         if message.HasField("timing"):
             histogram = self.metrics.draft if connection.role == DRAFT.name else self.metrics.verify
             histogram.labels("yes" if message.timing.prefill else "no").observe(message.timing.step_ms / 1000)

@@ -25,8 +25,10 @@ from ssd.speculation.finish import cut
 from ssd.speculation.proposal import Continuation, Proposal
 from ssd.speculation.verify import Verdict
 from ssd.telemetry.trace import NO_TRACER, Tracer
+from ssd.tensor_plane.planes import LawReceiver, NoPlanes
 from target_service.admission import Limits, terms_of
 from target_service.fallback import Fallback
+from target_service.laws import LawLookup
 from target_service.mail import source_of, step_outcome
 from target_service.patience import Patience
 from target_service.roster import Roster
@@ -57,6 +59,7 @@ class TargetEngine:
         config: TargetConfig,
         info: types_pb2.ModelInfo,
         tracer: Tracer = NO_TRACER,
+        planes: LawReceiver | None = None,
     ) -> None:
         context = min(config.engine.max_context or model.max_position, model.max_position)
         self.info = info
@@ -68,6 +71,8 @@ class TargetEngine:
         self.scheduler = Scheduler(self.roster.live, pool, config.engine.token_budget)
         # The read replica of the router's speculation cache, for the rounds in flight.
         self.replica = SpeculationCache(max_sequences=config.engine.max_sequences)
+        self.planes: LawReceiver = planes or NoPlanes()
+        self._laws = LawLookup(self.planes, model.vocab_size)
         self._runner = runner
         self._pool = pool
         self._config = config
@@ -83,6 +88,7 @@ class TargetEngine:
             max_k=self._config.max_k,
             max_sequences=self._config.engine.max_sequences,
             max_tokens=self.limits.kv_tokens,
+            plane=self.planes.ability,
         )
 
     def load(self) -> types_pb2.EngineLoad:
@@ -95,14 +101,18 @@ class TargetEngine:
             kv_blocks_total=self._pool.blocks,
             block_size=self._pool.block_size,
             steps=self.scheduler.steps,
-            stale_drops=self._dropped + sum(self.replica.stale.values()),
+            stale_drops=self._dropped + sum(self.replica.stale.values()) + self._laws.drops.total(),
             preemptions=self.scheduler.preemptions,
+            law_drops=self._laws.drops,
         )
 
     # What peers send
 
     def handle(self, stream: int, request: target_pb2.TargetServiceServeRequest) -> None:
-        """Take in one message of a stream."""
+        """Take in one message of a stream. An empty one says that something has come on a plane."""
+        for late in self._laws.take_late():
+            if self.roster.holds(late) and not late.proposal.ids:
+                self._look_up_or_run(late)
         # What ends makes room for what begins.
         for number in request.closes:
             if closing := self.roster.get(stream, number):
@@ -122,12 +132,17 @@ class TargetEngine:
         for change in request.drafting:
             if sequence := self._speculating(stream, change.sequence):
                 sequence.set_drafting(change.drafting, change.fallback)
+        for plane in request.plane_closes:
+            self.planes.close(stream, plane)
+        for order in request.planes:
+            self.planes.order(stream, order)
 
     def close_stream(self, stream: int) -> None:
         """The peer is gone: end all of its sequences."""
         for sequence in self.roster.of_stream(stream):
             self._end(sequence)
         self.roster.forget(stream)
+        self.planes.close_stream(stream)
         self._mail.discard(stream)
 
     # What happens in a step
@@ -164,6 +179,8 @@ class TargetEngine:
         self._fall_back(missed, over)
         for one in drawn:
             self._report(one, timing)
+        for stream, report in self.planes.reports():
+            self._mail.to(stream).planes.append(report)
         return self._mail.collect()
 
     def step(self, now: float) -> Mapping[int, target_pb2.TargetServiceServeResponse]:
@@ -249,11 +266,19 @@ class TargetEngine:
         made = proposal(message, vocab_size=self.limits.vocab_size)
         if made.ids:
             self.replica.put_proposal(sequence.number, made)
-            self._look_up(sequence)
+            if made.base_len == sequence.length:
+                self._look_up_or_run(sequence)
+            else:
+                self._look_up(sequence)
         elif made.base_len == sequence.length:
             sequence.patience.end()
         else:
             self._dropped += 1
+
+    def _look_up_or_run(self, sequence: LiveSequence) -> None:
+        """Look up what a row waited for. If its laws will never come it need not wait on, as nothing else may come."""
+        if self._look_up(sequence) is None and not self._laws.is_late(sequence):
+            sequence.patience.end()
 
     def _arrived(self, what: str, sequence: LiveSequence) -> None:
         """Note a prediction, and for how long its row has been standing still."""
@@ -269,6 +294,7 @@ class TargetEngine:
         found = self.replica.next_proposal(
             sequence.number, sequence.length, sequence.ids, impartial=sequence.terms.rejection
         )
+        found = self._laws.opened(sequence, found) if found is not None else None
         if found is None:
             return None
         if sequence.proposal.ids:

@@ -21,6 +21,7 @@ from ssd.runtime.device import resolve_deterministic
 from ssd.runtime.step_sizes import Demand
 from ssd.telemetry import logging
 from ssd.telemetry.trace import NO_TRACER, Tracer, open_tracer
+from ssd.tensor_plane.planes import ReceivingPlanes
 from target_service.engine import TargetEngine
 from target_service.servicer import SERVICE, Request, TargetServicer
 
@@ -76,7 +77,8 @@ def make_engine(
     """An engine with a KV cache of its own around a loaded model."""
     demand = Demand(queries=config.max_k + 1, sequences=config.engine.max_sequences)
     runner, pool = make_runner(loaded, config.engine, demand, prepare=True)
-    return TargetEngine(runner, pool, loaded.config, config, info, tracer)
+    planes = ReceivingPlanes(loaded.device, config.plane_address)
+    return TargetEngine(runner, pool, loaded.config, config, info, tracer, planes)
 
 
 def warm_up(engine: TargetEngine) -> None:

@@ -54,11 +54,19 @@ def stack_options(toys: Toys) -> StackOptions:
 
 @contextlib.contextmanager
 def running_system(
-    toys: Toys, folder: Path, *, drafts: int = 1, pace: Mapping[str, float] | None = None, **router: object
+    toys: Toys,
+    folder: Path,
+    *,
+    drafts: int = 1,
+    pace: Mapping[str, float] | None = None,
+    device: str = "cpu",
+    **router: object,
 ) -> Iterator[System]:
-    """Services that serve. `pace`: seconds that a service's forward pass takes at least, by its name. `router`: fields
-    of RouterConfig to set."""
+    """Services that serve. `pace`: seconds that a service's forward pass takes at least, by its name. `device`: of
+    target and drafts. `router`: fields of RouterConfig to set."""
     stack = stacks.build(replace(stack_options(toys), drafts=drafts))
+    if device != "cpu":
+        stack = on_device(stack, device)
     stack = replace(stack, router=replace(stack.router, **router))  # type: ignore[arg-type]
     file = folder / "config.toml"
     stacks.write(stack, file)
@@ -70,6 +78,14 @@ def running_system(
             supervisor.start(spec)
         supervisor.wait_ready(READY_WITHIN_S)
         yield System(supervisor, stack, specs)
+
+
+def on_device(stack: Stack, device: str) -> Stack:
+    """Target and drafts there, each with a small part of its memory."""
+    assert stack.draft is not None
+    target = replace(stack.target, engine=replace(stack.target.engine, device=device))
+    draft = replace(stack.draft, engine=replace(stack.draft.engine, device=device))
+    return replace(stack, target=target, draft=draft)
 
 
 def at_pace(spec: ServiceSpec, seconds: float) -> ServiceSpec:
