@@ -17,7 +17,8 @@ demo: $(VENV)/.demo ## three services on the CPU, three prompts, three modes, on
 
 # Tiny models gain nothing from threads, and busy threads on few cores wait for each other: one thread, several processes.
 test: $(VENV)/.dev ## the test suite, without what takes hours
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m 'not slow' $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m 'not slow and not alone' $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'alone and not slow' $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.dev ## the rest: whole grids of the simulator and of the rejection law
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m slow $(PYTEST_ARGS)

@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.check:
         report["checks"] = check(device, early=options.early)
     if options.tune:
-        report["tiles"] = tune(device, options.only)
+        report["tiles"] = tune(device, options.only, quick=options.quick, table=options.table)
     elif not (options.check and options.check_only):
         report.update(measure(device, options.parts, options.only, early=options.early))
     if options.json is not None:
@@ -53,6 +53,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--check", action="store_true", help="first compare every kernel with its reference")
     parser.add_argument("--check-only", action="store_true", help="with --check: time nothing")
     parser.add_argument("--tune", action="store_true", help="search the tiles of the skinny product instead")
+    parser.add_argument("--quick", action="store_true", help="with --tune: try only the likeliest tiles")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="with --tune: the module whose table to rewrite")
     parser.add_argument("--early", action="store_true", help="launch kernels while the one before still runs")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--only", default="", metavar="TEXT", help="only products with this in their name")
@@ -84,16 +86,19 @@ def check(device: torch.device, *, early: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def tune(device: torch.device, only: str) -> list[dict[str, Any]]:
-    """Prints the table of the best tiles, line by line."""
+def tune(device: torch.device, only: str, *, quick: bool, table: Path | None) -> list[dict[str, Any]]:
+    """Prints the table of the best tiles, line by line, and writes it into a module."""
+    from bench import kernel_tuning
     from bench.kernel_parts import LINEARS
-    from bench.kernel_tuning import tune as search
 
+    search = kernel_tuning.tune_quickly if quick else kernel_tuning.tune
     found = []
     for tuned in search([shape for name, shape in LINEARS.items() if only in name], device):
         print(f"{tuned.source()}  # {tuned.best_us:.1f} us, guessed tile {tuned.guess_us:.1f}", flush=True)
-        found.append(asdict(tuned))
-    return found
+        found.append(tuned)
+        if table is not None:
+            kernel_tuning.write_table(found, table)
+    return [asdict(tuned) for tuned in found]
 
 
 def measure(device: torch.device, parts: Sequence[str], only: str, *, early: bool) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from ssd.config import EngineConfig
+from ssd.layers.backends import attention_backend
 from ssd.layers.build import Build
 from ssd.layers.ops import make_ops
 from ssd.layers.rope import Rope
@@ -95,12 +96,13 @@ class Bench:
         return items
 
 
-def random_model(name: str, dtype: torch.dtype, device: torch.device, *, deterministic: bool) -> LoadedModel:
+def random_model(name: str, dtype: torch.dtype, device: torch.device, given: argparse.Namespace) -> LoadedModel:
     """A model of this shape, made on the device."""
     family, vocab, hidden, inner, layers, heads, kv_heads, dim, tied = SHAPES[name]
     config = ModelConfig(family, vocab, hidden, inner, layers, heads, kv_heads, dim, 8192, Rope(1e6), tied=tied)
-    rows = RowTiles(DETERMINISTIC_TILE) if deterministic else AllRows()
-    model = build_model(config, Build(dtype, device, Shard(), rows, make_ops("auto", device, dtype)))
+    rows = RowTiles(DETERMINISTIC_TILE) if given.deterministic else AllRows()
+    ops = make_ops("torch" if given.compile else "auto", device, dtype, early=given.early)
+    model = build_model(config, Build(dtype, device, Shard(), rows, ops))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
@@ -223,7 +225,7 @@ def measure(name: str, given: argparse.Namespace, kernels: int) -> dict[str, Any
     device = torch.device(given.device)
     dtype = resolve_dtype(given.dtype, device)
     torch.cuda.reset_peak_memory_stats(device)
-    loaded = random_model(name, dtype, device, deterministic=given.deterministic)
+    loaded = random_model(name, dtype, device, given)
     if given.compile:
         loaded.model.compile_layers()
     engine = EngineConfig(
@@ -234,7 +236,8 @@ def measure(name: str, given: argparse.Namespace, kernels: int) -> dict[str, Any
         cuda_graphs="off" if given.eager else "auto",
     )
     demand = Demand(queries=2 * K + 2, sequences=8, branches=24, depth=K, candidates=17, chain=K)
-    runner, pool = make_runner(loaded, engine, demand)
+    backend = attention_backend(given.attention, device, deterministic=given.deterministic, early=given.early)
+    runner, pool = make_runner(loaded, engine, demand, backend=backend)
     size = weight_bytes(loaded)
     bench = Bench(runner, pool, size / COPY_BYTES_PER_S * 1e3)
     timings = step_timings(bench, kernels)
@@ -272,6 +275,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--attention", default="auto")
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
+    parser.add_argument("--early", action="store_true", help="launch kernels while the one before still runs")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--kernels", type=int, default=8, help="kernels listed for each step")
@@ -284,7 +288,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "command": " ".join(sys.argv),
+        "command": " ".join(["python -m bench.step", *sys.argv[1:]]),
         "copy_bytes_per_s": COPY_BYTES_PER_S,
         "context": CONTEXT,
     }

@@ -16,8 +16,10 @@ PACKAGES = (
     "ssd/speculation",
     "ssd/models",
     "ssd/layers",
+    "ssd/kernels",
     "ssd/runtime",
     "ssd/parallel",
+    "ssd/tensor_plane",
     "ssd/rpc",
     "ssd/telemetry",
     "ssd/simulator",
@@ -26,6 +28,8 @@ PACKAGES = (
     "draft_service",
     "router",
     "bench",
+    "bench/run",
+    "bench/inflate",
 )
 
 

@@ -32,6 +32,8 @@ from ssd.runtime.blocks import BlockPool
 from ssd.runtime.runner import Runner
 from ssd.speculation.outcomes import OutcomeTable
 from ssd.speculation.proposal import Proposal, Source
+from ssd.telemetry.trace import NO_TRACER, Tracer
+from ssd.tensor_plane.planes import LawSender, NoPlanes
 
 _SOURCES = {types_pb2.PROPOSAL_SOURCE_JIT: Source.PROPOSAL, types_pb2.PROPOSAL_SOURCE_NGRAM: Source.NGRAM}
 
@@ -42,19 +44,28 @@ class DraftEngine:
     """Drafts for the sequences of any number of streams from one model; see ssd.rpc.engine_loop.Engine."""
 
     def __init__(
-        self, runner: Runner, pool: BlockPool, model: ModelConfig, config: DraftConfig, info: types_pb2.ModelInfo
+        self,
+        runner: Runner,
+        pool: BlockPool,
+        model: ModelConfig,
+        config: DraftConfig,
+        info: types_pb2.ModelInfo,
+        tracer: Tracer = NO_TRACER,
+        planes: LawSender | None = None,
     ) -> None:
         """`info` says how many ids the clients may use; the model's own vocabulary may be padded beyond that."""
         context = min(config.engine.max_context or model.max_position, model.max_position)
         vocab = min(info.vocab_size or model.vocab_size, model.vocab_size)
         self.info = info
+        self._tracer = tracer
         self.limits = Limits(vocab, context, config.max_k, config.max_branches, tuple(info.eos_ids) or model.eos_ids)
         self.live = Streams()
         self.experience = Experience()
         self._room = Room(self.live, pool)
         self._scheduler = Scheduler(self._room, config.engine.token_budget)
-        self._passes = Passes(runner, vocab, config.max_k + 1)
-        self._mail = DraftMail()
+        self._passes = Passes(runner, vocab, config.max_k + 1, tracer)
+        self.planes: LawSender = planes or NoPlanes()
+        self._mail = DraftMail(self.planes)
         self._pool = pool
         self._config = config
         self._tickets = itertools.count(1)
@@ -69,6 +80,7 @@ class DraftEngine:
             max_branches=self.limits.max_branches,
             max_sequences=self._config.engine.max_sequences,
             max_tokens=self._pool.blocks * self._pool.block_size,
+            plane=self.planes.ability,
         )
 
     def load(self) -> types_pb2.EngineLoad:
@@ -131,7 +143,9 @@ class DraftEngine:
             return
         result = sequence.take(drawn)
         if isinstance(result, OutcomeTable):
-            self._mail.anticipate(sequence.stream, sequence.number, result)
+            self._mail.anticipate(sequence.stream, sequence.number, result, sequence.target)
+            now = self._tracer.now()
+            self._tracer.instant("tables", "publish", now, sequence=sequence.number, base=result.base_len)
         else:
             self._answer(sequence, result)
 
@@ -148,11 +162,16 @@ class DraftEngine:
             self._advance(stream, advance)
         for resync in request.resyncs:
             self._resync(stream, resync)
+        for plane in request.plane_closes:
+            self.planes.close(stream, plane)
+        for order in request.planes:
+            self.planes.order(stream, order)
 
     def close_stream(self, stream: int) -> None:
         """Drop everything that was opened on a stream."""
         for sequence in self.live.end(stream):
             sequence.close()
+        self.planes.close_stream(stream)
         self._mail.discard(stream)
 
     def _open(self, stream: int, message: draft_pb2.DraftOpen) -> None:
@@ -171,7 +190,8 @@ class DraftEngine:
             self._mail.refuse(stream, number, Status.RESOURCE_EXHAUSTED, f"{most} sequences are drafted for already")
             return
         ids = list(message.ids)
-        sequence = DraftSequence(stream, number, terms, policy, ids, Trunk(self._pool, ids), statistics)
+        trunk = Trunk(self._pool, ids)
+        sequence = DraftSequence(stream, number, terms, policy, ids, trunk, statistics, message.target)
         self.live.add(sequence)
         self._answer(sequence, sequence.begin(next(self._tickets), need_proposal=message.need_proposal))
         self._check_context(sequence)
@@ -184,6 +204,8 @@ class DraftEngine:
         ids, known = list(message.ids), sequence.base_len - message.base_len
         in_step = known <= 0 or len(ids) > known
         changed = in_step and self._take_policy(sequence, message)
+        if message.target and message.target != sequence.target:
+            sequence.target, changed = message.target, True
         if not self.live.get(stream, message.sequence):
             return
         if known < 0 or sequence.ids[message.base_len : message.base_len + len(ids)] != ids[:known]:
@@ -252,7 +274,9 @@ class DraftEngine:
 
     def _answer(self, sequence: DraftSequence, proposal: Proposal | None) -> None:
         if proposal is not None:
-            self._mail.propose(sequence.stream, sequence.number, proposal)
+            now = self._tracer.now()
+            self._tracer.instant("proposals", "publish", now, sequence=sequence.number, ids=len(proposal.ids))
+            self._mail.propose(sequence.stream, sequence.number, proposal, sequence.target)
 
     # Sequences that are given up
 

@@ -16,7 +16,7 @@ from draft_service.servicer import SERVICE, DraftServicer, Request
 from protos.ssd.v1 import draft_pb2, draft_pb2_grpc, types_pb2
 from ssd.config import DraftConfig
 from ssd.models.builtin import resolve_model
-from ssd.models.checkpoint import Checkpoint
+from ssd.models.checkpoint import Checkpoint, has_recipe
 from ssd.models.config import ModelConfig
 from ssd.models.loader import EMBEDDING, LoadedModel
 from ssd.parallel.plan import Plan
@@ -28,6 +28,8 @@ from ssd.rpc.server import Server, StartupError
 from ssd.runtime.assembly import make_runner
 from ssd.runtime.step_sizes import Demand
 from ssd.telemetry import logging
+from ssd.telemetry.trace import NO_TRACER, Tracer, open_tracer
+from ssd.tensor_plane.planes import SendingPlanes
 from ssd.tokenizer import TOKENIZER_FILE
 
 WARM_UP_K = 2
@@ -50,7 +52,9 @@ class Sources:
         """Resolves the models; the target's only where something of it is needed. ModelError says what is missing."""
         model = resolve_model(config.model, progress=progress)
         target = functools.cache(lambda: resolve_model(config.target_model, progress=progress))
-        embedding = None if EMBEDDING in Checkpoint(model).names else target()
+        # A recipe makes every tensor, though no file holds it.
+        whole = has_recipe(model) or EMBEDDING in Checkpoint(model).names
+        embedding = None if whole else target()
         tokenizer = model if (model / TOKENIZER_FILE).is_file() else target()
         return cls(model, embedding, tokenizer)
 
@@ -63,17 +67,20 @@ def main(config: DraftConfig) -> int:
 
 async def serve(config: DraftConfig) -> int:
     """Bind, load, serve, drain; returns the exit status: 0 after a signal, 1 when the engine died."""
+    tracer = open_tracer(config.trace, "draft")
     server = Server(config.listen, [SERVICE])
     servicer = DraftServicer()
     draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server.grpc)
     await server.start()
     log.info("listening", address=server.address, model=config.model)
     with team_of(config.engine, server) as team:
-        build = functools.partial(load_engine, config, team=team)
-        return await run_engine(server, build, servicer.begin, config.drain_s)
+        build = functools.partial(load_engine, config, team=team, tracer=tracer)
+        return await run_engine(server, build, servicer.begin, config.drain_s, tracer)
 
 
-def load_engine(config: DraftConfig, progress: LoadProgress, team: Team = ALONE) -> DraftEngine:
+def load_engine(
+    config: DraftConfig, progress: LoadProgress, team: Team = ALONE, tracer: Tracer = NO_TRACER
+) -> DraftEngine:
     """The engine that `config` describes, warmed up. ModelError or FieldError (both ValueError) for what is wrong."""
     started = time.monotonic()
     if config.engine.threads:
@@ -88,7 +95,7 @@ def load_engine(config: DraftConfig, progress: LoadProgress, team: Team = ALONE)
     own = sources.tokenizer == sources.model
     eos_ids = loaded.config.eos_ids if own else ModelConfig.from_directory(sources.tokenizer).eos_ids
     info = model_info(loaded, config.model, sources.model, config.engine, sources.tokenizer, eos_ids)
-    engine = make_engine(loaded, config, info, team)
+    engine = make_engine(loaded, config, info, tracer, team)
     warm_up(engine)
     log.info("loaded", seconds=round(time.monotonic() - started, 1), dtype=engine.info.dtype)
     return engine
@@ -108,10 +115,17 @@ def demand_of(config: DraftConfig, vocab_size: int) -> Demand:
     )
 
 
-def make_engine(loaded: LoadedModel, config: DraftConfig, info: types_pb2.ModelInfo, team: Team = ALONE) -> DraftEngine:
+def make_engine(
+    loaded: LoadedModel,
+    config: DraftConfig,
+    info: types_pb2.ModelInfo,
+    tracer: Tracer = NO_TRACER,
+    team: Team = ALONE,
+) -> DraftEngine:
     """An engine with a KV cache of its own around a loaded model."""
     runner, pool = make_runner(loaded, config.engine, demand_of(config, info.vocab_size), prepare=True)
-    return DraftEngine(team.lead(runner), pool, loaded.config, config, info)
+    planes = SendingPlanes(loaded.device)
+    return DraftEngine(team.lead(runner), pool, loaded.config, config, info, tracer, planes)
 
 
 def warm_up(engine: DraftEngine) -> None:

@@ -14,6 +14,7 @@ from protos.ssd.v1 import draft_pb2
 from ssd.runtime.blocks import OutOfBlocks
 from ssd.runtime.draws import MOST_RANKED, PlainDraw
 from ssd.runtime.runner import Runner, RunRow, Stepped
+from ssd.telemetry.trace import Tracer
 
 Answered = Iterator[tuple[DraftSequence, list[Drawn]]]
 """Sequences with the answers to what they wanted, in order. Where several tokens come from one pass a sequence stands
@@ -23,12 +24,14 @@ there once for each, and what it does with one decides whether there is a next: 
 class Passes:
     """Runs one model, and tells how long the last pass took. It has no clock of its own."""
 
-    def __init__(self, runner: Runner, vocab_size: int, ordinary_tokens: int) -> None:
+    def __init__(self, runner: Runner, vocab_size: int, ordinary_tokens: int, tracer: Tracer) -> None:
         """`ordinary_tokens`: a row with more tokens than that before those whose logits are needed is prefill."""
         self.count = 0
         self._runner = runner
         self._vocab_size = vocab_size
         self._ordinary = ordinary_tokens
+        self._tracer = tracer
+        self._kind = ""
         self._began = 0.0
         self._steps = 1
         self._running: draft_pb2.DraftTiming | None = None
@@ -37,7 +40,7 @@ class Passes:
         """Prefill, the next tokens of just-in-time proposals, the roots of tables."""
         rows = [job.row for job in jobs]
         prefill = any(not row.logits or len(row.ids) - row.logits > self._ordinary for row in rows)
-        self._begin(now, len(rows), sum(len(row.ids) for row in rows), prefill)
+        self._begin("trunk", now, len(rows), sum(len(row.ids) for row in rows), prefill)
         if self._runner.draws and (draws := self._proposals(jobs)) is not None:
             return self._drafted(jobs, draws)
         done = [job for job in jobs if job.row.logits]
@@ -59,7 +62,7 @@ class Passes:
         """One more token for every branch, or all up to the next table that is due."""
         items = [sequence.branch_items() for sequence in sequences]
         counts = [len(part) for part in items]
-        self._begin(now, len(sequences), sum(counts), False)
+        self._begin("tree", now, len(sequences), sum(counts), False)
         wanted = [sequence.wanted for sequence in sequences]
         branches = [item for part in items for item in part]
         if not self._runner.draws:
@@ -81,10 +84,14 @@ class Passes:
         if timing is None or now is None:
             return None
         timing.step_ms = (now - self._began) * 1000.0 / self._steps
+        self._tracer.span(
+            "engine", self._kind, self._began, now, rows=timing.rows, tokens=timing.tokens, steps=self._steps
+        )
         return timing
 
-    def _begin(self, now: float, rows: int, tokens: int, prefill: bool) -> None:
+    def _begin(self, kind: str, now: float, rows: int, tokens: int, prefill: bool) -> None:
         self.count += 1
+        self._kind = kind
         self._began = now
         self._steps = 1
         self._running = draft_pb2.DraftTiming(rows=rows, tokens=tokens, prefill=prefill)

@@ -42,6 +42,7 @@ class DraftSequence:
     ids: list[int]
     trunk: Trunk
     statistics: AcceptanceStatistics
+    target: int = 0  # the router's number of the target that has it, where its laws go
     policy: Policy = field(init=False)
     history: TokenHistory = field(init=False)
     round: Round = field(init=False)

@@ -23,6 +23,8 @@ class DraftServicer(StreamServicer[Request, Response], draft_pb2_grpc.DraftServi
 
     def begin(self, engine: DraftEngine, loop: EngineLoop[Request, Response]) -> None:
         """The engine is ready and its loop runs."""
+        # News of the planes goes out with a step, so they begin one.
+        engine.planes.wake = lambda stream: loop.submit(stream, Request())
         self.serve_with(StreamServer(loop, Response, engine.welcome(new_epoch())))
 
     async def Serve(  # noqa: N802 - gRPC's name

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from draft_service.drawing import Drawn
 from ssd.runtime.blocks import BlockPool, BlockTable
 from ssd.runtime.runner import BranchItem
-from ssd.speculation.law import SparseLaw
+from ssd.speculation.law import Law
 from ssd.speculation.outcomes import Branch, OutcomeTable
 
 
@@ -25,7 +25,7 @@ class Path:
     limit: int
     rank: int = 0
     ids: list[int] = field(default_factory=list)
-    laws: list[SparseLaw] = field(default_factory=list)
+    laws: list[Law] = field(default_factory=list)
     on_trunk: int = 0
     slots: list[int] = field(default_factory=list)
     ended: bool = False

@@ -12,8 +12,10 @@ from protos.ssd.v1 import admin_pb2, admin_pb2_grpc, types_pb2
 from router.calls import statuses
 from router.gate import Gate
 from router.peer import Peer
+from router.planes import Pair, address_of
 from ssd.proto_convert import outcome_table_message, proposal_message
 from ssd.rpc.status import ApiError
+from ssd.tensor_plane.choice import kind_number
 
 _SUMMED = ("running", "waiting", "kv_blocks_used", "kv_blocks_total", "steps", "stale_drops", "preemptions")
 
@@ -35,6 +37,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             hub = self._gate.core.hub
             response.targets.extend(_message(peer) for peer in hub.targets)
             response.drafts.extend(_message(peer) for peer in hub.drafts)
+            response.planes.extend(_plane(pair) for pair in hub.coordinator.planes.pairs)
         return response
 
     async def GetLoad(  # noqa: N802
@@ -104,6 +107,21 @@ def _version() -> str:
         return metadata.version("ssd-serve")
     except metadata.PackageNotFoundError:  # run from a checkout that is not installed
         return ""
+
+
+def _plane(pair: Pair) -> admin_pb2.Plane:
+    """A tensor plane as GetServerInfo shows it."""
+    return admin_pb2.Plane(
+        target=address_of(pair.target),
+        draft=address_of(pair.draft),
+        epoch=pair.epoch,
+        kind=kind_number(pair.kind),
+        state=pair.state,
+        reason=pair.reason,
+        latency_us=pair.latency_us,
+        bandwidth=pair.bandwidth,
+        fallbacks=pair.fallbacks,
+    )
 
 
 def _message(peer: Peer) -> admin_pb2.Peer:

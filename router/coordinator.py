@@ -22,10 +22,12 @@ from router.governing import Governing
 from router.live import Failure, Link, Live
 from router.placement import Outgoing, PeerKey, Placement
 from router.plan import Plan
+from router.planes import Planes
 from router.predictions import Predictions
 from router.rounds import Rounds
 from router.totals import Tally, Totals
 from ssd.speculation.cache import CacheSnapshot, SpeculationCache
+from ssd.tensor_plane.choice import AUTO, Ability
 
 # Statuses after which another target may still take the sequence.
 _ELSEWHERE = frozenset({code_pb2.RESOURCE_EXHAUSTED, code_pb2.UNAVAILABLE})
@@ -50,17 +52,29 @@ class Failed:
 
 Event = Emitted | Failed
 
+INLINE_ONLY = Ability()
+
 
 class Coordinator:
     """Speculation state of all live sequences. Not thread-safe."""
 
-    def __init__(self, cache: SpeculationCache | None = None, governing: Governing | None = None) -> None:
+    def __init__(
+        self,
+        cache: SpeculationCache | None = None,
+        governing: Governing | None = None,
+        *,
+        tensor_plane: str = AUTO,
+        plane_limit_s: float = 2.0,
+        name: str = "",
+    ) -> None:
+        """tensor_plane, plane_limit_s, name: see Planes."""
         self.governing = governing or Governing()
         self.stale: Counter[str] = Counter()  # dropped messages of peers, by reason
         self._predictions = Predictions(cache)
         self._live: dict[int, Live] = {}
         self._places = Placement()
-        self._rounds = Rounds(self._places, self._predictions, self.governing, self.stale)
+        self.planes = Planes(self._places, tensor_plane, plane_limit_s, name)
+        self._rounds = Rounds(self._places, self._predictions, self.governing, self.planes, self.stale)
         self._changed: dict[int, Live] = {}  # their drafts have to hear of it at the next flush
 
     # Requests
@@ -92,9 +106,9 @@ class Coordinator:
 
     # Connections
 
-    def target_ready(self, key: PeerKey, max_k: int) -> None:
+    def target_ready(self, key: PeerKey, max_k: int, ability: Ability = INLINE_ONLY) -> None:
         """A new connection to a target; sequences that wait for one go there."""
-        self._places.add_target(key, max_k)
+        self.planes.target_ready(key, self._places.add_target(key, max_k), ability)
         for live in self._live.values():
             if live.target is None:
                 self._find_target(live)
@@ -102,21 +116,24 @@ class Coordinator:
     def target_lost(self, key: PeerKey) -> None:
         """Its sequences are replayed from their ids on another target, or wait for one."""
         self.governing.peer_lost(key)
+        self.planes.lost(key)
         for sequence in self._places.remove_target(key):
             live = self._live[sequence]
             live.target = None
             live.replays += 1
             self._find_target(live)
 
-    def draft_ready(self, key: PeerKey, max_k: int) -> None:
+    def draft_ready(self, key: PeerKey, max_k: int, ability: Ability = INLINE_ONLY) -> None:
         """A new connection to a draft; sequences that want one more go there with all that they have committed."""
         self._places.add_draft(key, max_k)
+        self.planes.draft_ready(key, ability)
         for live in self._live.values():
             self._places.find_drafts(live)
 
     def draft_lost(self, key: PeerKey) -> None:
         """Its sequences go on with their other drafts, move to another one, or are decoded plainly."""
         self.governing.peer_lost(key)
+        self.planes.lost(key)
         for sequence in self._places.remove_draft(key):
             live = self._live[sequence]
             live.links = [link for link in live.links if link.key != key]
@@ -152,6 +169,8 @@ class Coordinator:
         for refused in response.refused:
             if live := self._at_target(refused.sequence, key):
                 events.extend(self._refused(live, refused))
+        for report in response.planes:
+            self.planes.report(key, report)
         return events
 
     def on_draft(self, key: PeerKey, response: draft_pb2.DraftServiceServeResponse) -> None:
@@ -176,6 +195,8 @@ class Coordinator:
                 self._places.leave_draft(live, link, ended=True)
                 live.refused_by.add(key)
                 self._without_draft(live)
+        for report in response.planes:
+            self.planes.report(key, report)
 
     # Inspection
 
@@ -239,7 +260,12 @@ class Coordinator:
 
     def _find_target(self, live: Live) -> bool:
         # What was anticipated holds on a new target too: it draws the same tokens.
-        return self._places.find_target(live, self._predictions.tables(live.sequence))
+        tables = self._predictions.tables(live.sequence)
+        if not self._places.find_target(live):
+            return False
+        self._places.forward_tables(live, [table for table in tables if self.planes.carries_table(table, live.target)])
+        self._changed[live.sequence] = live  # its drafts are to send laws there
+        return True
 
     def _at_target(self, sequence: int, key: PeerKey) -> Live | None:
         """The live sequence if this target has it now; else the message is dropped and counted."""

@@ -24,6 +24,8 @@ from router.validation import Limits
 from ssd.config import RouterConfig
 from ssd.rpc.status import ApiError, exhausted, from_code, invalid, unavailable
 from ssd.telemetry.metrics import Metrics, RequestTimes
+from ssd.telemetry.trace import NO_TRACER, Tracer
+from ssd.tensor_plane.choice import ability_of
 from ssd.tokenizer import Tokenizer
 
 # A target names the fields of its own messages; clients know them by these paths.
@@ -35,9 +37,20 @@ log = structlog.get_logger()
 class Hub:
     """Implements router.peer.Listener."""
 
-    def __init__(self, config: RouterConfig, tokenizer: Tokenizer, epoch: int, metrics: Metrics | None = None) -> None:
+    def __init__(
+        self,
+        config: RouterConfig,
+        tokenizer: Tokenizer,
+        epoch: int,
+        metrics: Metrics | None = None,
+        tracer: Tracer = NO_TRACER,
+    ) -> None:
         self.metrics = metrics or Metrics()
-        self.coordinator = Coordinator()
+        self._tracer = tracer
+        self._hop_began = 0.0  # the first message since the last flush came then; 0 = none, or no trace
+        self.coordinator = Coordinator(
+            tensor_plane=config.tensor_plane, plane_limit_s=config.plane_limit_s, name=f"{epoch:x}"
+        )
         self.targets = [Peer(address, TARGET, config, epoch, self) for address in config.targets]
         self.drafts = [Peer(address, DRAFT, config, epoch, self) for address in config.drafts]
         self._limits: Limits | None = None  # of the targets connected last; None before the first one
@@ -166,16 +179,19 @@ class Hub:
         self._connections[connection] = peer
         if peer.role is TARGET:
             self._take_limits(welcome)
-            self.coordinator.target_ready(connection, welcome.max_k)
+            self.coordinator.target_ready(connection, welcome.max_k, ability_of(welcome.plane))
             self._await_targets()
         else:
-            self.coordinator.draft_ready(connection, welcome.max_k)
+            self.coordinator.draft_ready(connection, welcome.max_k, ability_of(welcome.plane))
         self._flush_soon()
         return None
 
     def on_message(self, connection: Connection, message: Any) -> None:
+        begun = self._tracer.now()
+        self._hop_began = self._hop_began or begun
         if message.HasField("pong"):
             self.coordinator.round_trip(connection, self._connections[connection].rtt_ms / 1000)
+            self.coordinator.planes.tick(asyncio.get_running_loop().time())
         if message.HasField("timing"):
             histogram = self.metrics.draft if connection.role == DRAFT.name else self.metrics.verify
             histogram.labels("yes" if message.timing.prefill else "no").observe(message.timing.step_ms / 1000)
@@ -184,6 +200,7 @@ class Hub:
         else:
             for event in self.coordinator.on_target(connection, message):
                 self._deliver(event)
+        self._tracer.span("router", f"from {connection.role}", begun, self._tracer.now())
         self._flush_soon()
 
     def on_lost(self, peer: Peer, connection: Connection | None) -> None:
@@ -227,7 +244,11 @@ class Hub:
     def _flush(self) -> None:
         self._flushing = False
         for connection, message in self.coordinator.flush().items():
-            self._connections[connection].send(message)  # type: ignore[index]  # our keys are connections
+            peer = self._connections[connection]  # type: ignore[index]  # our keys are connections
+            peer.send(message)
+            if self._hop_began:
+                self._tracer.span("hops", f"to {peer.role.name}", self._hop_began, self._tracer.now())
+        self._hop_began = 0.0
 
     def _await_targets(self) -> None:
         """Start and stop the clocks of sequences without a target."""

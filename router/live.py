@@ -32,6 +32,7 @@ class Link:
     in_flight: tuple[int, ...] = ()  # the proposal that it takes to be in flight, as far as that is known here
     answered: bool = False
     resync: bool = False  # it asked for everything again
+    target: int = 0  # the number of the target that it takes to have the sequence
 
 
 @dataclass(slots=True)
@@ -43,6 +44,7 @@ class Live:
     ids: list[int] = field(init=False)
     totals: Totals = field(default_factory=Totals)
     target: Hashable | None = None
+    target_number: int = 0  # of the target that had it last; drafts send laws there
     links: list[Link] = field(default_factory=list)  # its drafts; the first one makes the just-in-time proposals
     refused_by: set[Hashable] = field(default_factory=set)
     replays: int = 0
@@ -128,6 +130,7 @@ class Live:
     def draft_open(self, link: Link) -> draft_pb2.DraftOpen:
         self._tell_all(link)
         part, parts = link.part = self._part(link)
+        link.target = self.target_number
         return draft_pb2.DraftOpen(
             sequence=self.sequence,
             ids=self.ids,
@@ -141,6 +144,7 @@ class Live:
             saguaro_c=self.plan.saguaro_c,
             part=part,
             parts=parts,
+            target=self.target_number,
         )
 
     def draft_advance(self, link: Link) -> draft_pb2.Advance | None:
@@ -148,7 +152,9 @@ class Live:
         base_len, news = link.told_len, self.length > link.told_len
         asks = self.need_proposal and link is self.links[0] and link.asked_at != self.length
         tell = self._tells_in_flight(link, news)
-        if not (news or asks or tell):
+        # Only laws go straight to a target.
+        moved = self.plan.verification == types_pb2.VERIFICATION_REJECTION and self.target_number != link.target
+        if not (news or asks or tell or moved):
             return None
         advance = draft_pb2.Advance(
             sequence=self.sequence,
@@ -163,6 +169,8 @@ class Live:
         if self.draft_plan is not None and self.draft_plan is not link.plan:
             advance.plan.CopyFrom(_within(self.draft_plan, link.max_k))
             link.plan = self.draft_plan
+        if moved:
+            advance.target = link.target = self.target_number
         if (part := self._part(link)) != link.part:
             advance.part, advance.parts = link.part = part
         link.told_len, link.in_flight = self.length, self.in_flight

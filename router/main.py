@@ -27,6 +27,7 @@ from ssd.rpc.status import unavailable
 from ssd.telemetry import logging
 from ssd.telemetry.endpoint import PATH, metrics_endpoint
 from ssd.telemetry.metrics import Metrics
+from ssd.telemetry.trace import open_tracer
 
 # After the drain: time for the last statuses to go out.
 LAST_WORDS_S = 0.5
@@ -73,9 +74,10 @@ async def _work(config: RouterConfig, server: Server, gate: Gate, epoch: int, me
     directory = await resolve(config.model)
     try:
         tokenization = await asyncio.to_thread(load_tokenization, directory)
+        tracer = open_tracer(config.trace, "router")
     except FieldError as error:
         raise StartupError(str(error)) from error
-    hub = Hub(config, tokenization.tokenizer, epoch, metrics)
+    hub = Hub(config, tokenization.tokenizer, epoch, metrics, tracer)
     metrics.add(HubCollector(hub))
     generations = Generations(config, config.model_name or Path(config.model).name, tokenization, hub)
     gate.attach(generations)

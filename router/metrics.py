@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 from protos.ssd.v1 import types_pb2
 from router.hub import Hub
 from router.peer import Peer
+from router.planes import OPEN, address_of
 
 # Ranks beyond are one label: tables may be wide, and nobody looks at rank 37.
 RANKS = 16
@@ -27,6 +28,7 @@ class HubCollector(Collector):
         yield from self._outcomes()
         yield from self._governor()
         yield from self._peers()
+        yield from self._planes()
 
     def _requests(self) -> Iterator[Metric]:
         waiting = len(self._hub.coordinator.waiting())
@@ -92,6 +94,29 @@ class HubCollector(Collector):
             ("kv_blocks_total", "KV blocks in all."),
         ):
             yield _by_peer(f"ssd_peer_{name}", what, ((p, float(getattr(p.load, name))) for p in there))
+
+    def _planes(self) -> Iterator[Metric]:
+        labels = ["target", "draft"]
+        up = GaugeMetricFamily("ssd_plane_open", "1 for the kind that laws take now.", labels=[*labels, "kind"])
+        latency = GaugeMetricFamily("ssd_plane_latency_seconds", "One way, when it was opened.", labels=labels)
+        bandwidth = GaugeMetricFamily(
+            "ssd_plane_bandwidth_bytes_per_second", "When it was opened; inline is not measured.", labels=labels
+        )
+        fallbacks = CounterMetricFamily("ssd_plane_fallbacks", "Planes that broke.", labels=labels)
+        for pair in self._hub.coordinator.planes.pairs:
+            names = [address_of(pair.target), address_of(pair.draft)]
+            up.add_metric([*names, pair.kind.value], float(pair.state == OPEN))
+            fallbacks.add_metric(names, pair.fallbacks)
+            if pair.bandwidth:
+                latency.add_metric(names, pair.latency_us / 1e6)
+                bandwidth.add_metric(names, pair.bandwidth)
+        drops = CounterMetricFamily(
+            "ssd_law_drops", "Predictions whose laws were not there when wanted.", labels=["target", "reason"]
+        )
+        for peer in self._hub.targets:
+            for reason, count in peer.load.law_drops.items():
+                drops.add_metric([peer.address, reason], count)
+        yield from (up, latency, bandwidth, fallbacks, drops)
 
 
 def mode_name(mode: int) -> str:

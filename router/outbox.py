@@ -9,15 +9,18 @@ from protos.ssd.v1 import draft_pb2, target_pb2, types_pb2
 
 @dataclass(slots=True)
 class TargetBox:
-    """For a target. `sequences`: those that live there, which is also its load."""
+    """For a target. `sequences`: those that live there, which is also its load. `number`: its name for drafts."""
 
     max_k: int
+    number: int
     sequences: set[int] = field(default_factory=set)
     opens: dict[int, target_pb2.TargetOpen] = field(default_factory=dict)
     tables: list[types_pb2.OutcomeTable] = field(default_factory=list)
     proposals: list[types_pb2.Proposal] = field(default_factory=list)
     drafting: dict[int, target_pb2.SetDrafting] = field(default_factory=dict)
     closes: list[int] = field(default_factory=list)
+    planes: list[types_pb2.PlaneOrder] = field(default_factory=list)
+    plane_closes: list[int] = field(default_factory=list)
 
     def close(self, sequence: int, *, ended: bool) -> None:
         """Give a sequence up. ended: the target said so itself and needs not be told."""
@@ -29,7 +32,8 @@ class TargetBox:
 
     def take(self) -> target_pb2.TargetServiceServeRequest | None:
         """The message, or None when there is nothing to say."""
-        if not (self.opens or self.tables or self.proposals or self.drafting or self.closes):
+        said = self.opens or self.tables or self.proposals or self.drafting or self.closes
+        if not (said or self.planes or self.plane_closes):
             return None
         message = target_pb2.TargetServiceServeRequest(
             opens=self.opens.values(),
@@ -37,7 +41,10 @@ class TargetBox:
             proposals=self.proposals,
             drafting=self.drafting.values(),
             closes=self.closes,
+            planes=self.planes,
+            plane_closes=self.plane_closes,
         )
+        self.planes, self.plane_closes = [], []
         self.opens, self.tables, self.proposals, self.drafting, self.closes = {}, [], [], {}, []
         return message
 
@@ -52,6 +59,8 @@ class DraftBox:
     advances: list[draft_pb2.Advance] = field(default_factory=list)
     resyncs: list[draft_pb2.Resync] = field(default_factory=list)
     closes: list[int] = field(default_factory=list)
+    planes: list[types_pb2.PlaneOrder] = field(default_factory=list)
+    plane_closes: list[int] = field(default_factory=list)
 
     def close(self, sequence: int, *, ended: bool) -> None:
         """Give a sequence up. ended: the draft said so itself."""
@@ -61,10 +70,17 @@ class DraftBox:
 
     def take(self) -> draft_pb2.DraftServiceServeRequest | None:
         """The message, or None when there is nothing to say."""
-        if not (self.opens or self.advances or self.resyncs or self.closes):
+        said = self.opens or self.advances or self.resyncs or self.closes
+        if not (said or self.planes or self.plane_closes):
             return None
         message = draft_pb2.DraftServiceServeRequest(
-            opens=self.opens.values(), advances=self.advances, resyncs=self.resyncs, closes=self.closes
+            opens=self.opens.values(),
+            advances=self.advances,
+            resyncs=self.resyncs,
+            closes=self.closes,
+            planes=self.planes,
+            plane_closes=self.plane_closes,
         )
+        self.planes, self.plane_closes = [], []
         self.opens, self.advances, self.resyncs, self.closes = {}, [], [], []
         return message

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+import itertools
+from collections.abc import Hashable, Iterable, Mapping
 
 from protos.ssd.v1 import draft_pb2, target_pb2, types_pb2
 from router.live import Link, Live
@@ -18,9 +19,12 @@ class Placement:
     def __init__(self) -> None:
         self._targets: dict[PeerKey, TargetBox] = {}
         self._drafts: dict[PeerKey, DraftBox] = {}
+        self._numbers = itertools.count(1)
 
-    def add_target(self, key: PeerKey, max_k: int) -> None:
-        self._targets[key] = TargetBox(max_k)
+    def add_target(self, key: PeerKey, max_k: int) -> int:
+        """Returns the number by which drafts know it."""
+        self._targets[key] = TargetBox(max_k, next(self._numbers))
+        return self._targets[key].number
 
     def add_draft(self, key: PeerKey, max_k: int) -> None:
         self._drafts[key] = DraftBox(max_k)
@@ -35,16 +39,16 @@ class Placement:
         box = self._drafts.pop(key, None)
         return sorted(box.sequences) if box else []
 
-    def find_target(self, live: Live, tables: Sequence[types_pb2.OutcomeTable]) -> bool:
-        """Open a sequence on a target; False when there is none to try. `tables`: already anticipated."""
+    def find_target(self, live: Live) -> bool:
+        """Open a sequence on a target; False when there is none to try."""
         free = {key: box for key, box in self._targets.items() if key not in live.refused_by}
         if not free:
             return False
         live.target = min(free, key=lambda key: len(free[key].sequences))
         box = self._targets[live.target]
+        live.target_number = box.number
         box.sequences.add(live.sequence)
         box.opens[live.sequence] = live.target_open(box.max_k)
-        box.tables.extend(tables)
         return True
 
     def find_drafts(self, live: Live) -> None:
@@ -94,15 +98,28 @@ class Placement:
         )
         known.drafting, known.fallback = drafting, news or known.fallback
 
-    def forward_table(self, live: Live, table: types_pb2.OutcomeTable) -> None:
+    def forward_tables(self, live: Live, tables: Iterable[types_pb2.OutcomeTable]) -> None:
         """To the read replica of the sequence's target."""
         if live.target is not None:
-            self._targets[live.target].tables.append(table)
+            self._targets[live.target].tables.extend(tables)
 
     def forward_proposal(self, live: Live, proposal: types_pb2.Proposal) -> None:
         """To the sequence's target."""
         if live.target is not None:
             self._targets[live.target].proposals.append(proposal)
+
+    def order_plane(self, key: PeerKey, order: types_pb2.PlaneOrder) -> None:
+        """Have one end of a tensor plane opened."""
+        if (box := self._box(key)) is not None:
+            box.planes.append(order)
+
+    def close_plane(self, key: PeerKey, plane: int) -> None:
+        """Have one given up."""
+        if (box := self._box(key)) is not None:
+            box.plane_closes.append(plane)
+
+    def _box(self, key: PeerKey) -> TargetBox | DraftBox | None:
+        return self._targets.get(key) or self._drafts.get(key)
 
     def tell_drafts(self, live: Live) -> None:
         """Let the drafts know what has happened since they were last told."""
@@ -111,7 +128,9 @@ class Placement:
             if link.resync:
                 box.resyncs.append(live.draft_resync(link))
             elif live.sequence in box.opens:
-                if live.length > link.told_len:  # not sent yet: let it begin at the present length
+                if (
+                    live.length > link.told_len or live.target_number != link.target
+                ):  # not sent yet: let it begin at the present length
                     box.opens[live.sequence] = live.draft_open(link)
             elif (advance := live.draft_advance(link)) is not None:
                 box.advances.append(advance)

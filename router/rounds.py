@@ -8,6 +8,7 @@ from protos.ssd.v1 import target_pb2, types_pb2
 from router.governing import Governing
 from router.live import Link, Live
 from router.placement import Placement
+from router.planes import Planes
 from router.predictions import ANY_ID, Predictions
 from router.totals import Tally
 from ssd.proto_convert import proposal, proposal_message
@@ -21,11 +22,19 @@ LARGEST = 2 << 20
 class Rounds:
     """Takes in outcomes and predictions of live sequences. `stale`: the coordinator's, to be added to."""
 
-    def __init__(self, places: Placement, predictions: Predictions, governing: Governing, stale: Counter[str]) -> None:
+    def __init__(
+        self,
+        places: Placement,
+        predictions: Predictions,
+        governing: Governing,
+        planes: Planes,
+        stale: Counter[str],
+    ) -> None:
         self.tally = Tally()
         self._places = places
         self._predictions = predictions
         self._governing = governing
+        self._planes = planes
         self._stale = stale
 
     def commit(self, live: Live, outcome: target_pb2.StepOutcome) -> None:
@@ -57,7 +66,7 @@ class Rounds:
             return
         self._answers(live, link)
         if self._predictions.add_table(live, message, self._stale):
-            self._places.forward_table(live, message)
+            self._places.forward_tables(live, [message])
 
     def take_proposal(self, live: Live, link: Link, message: types_pb2.Proposal) -> None:
         """A proposal from one of the sequence's drafts: what is left of it goes on to the target."""
@@ -97,6 +106,9 @@ class Rounds:
             live.in_flight = live.looked_up(live.next_depth)
         elif not live.next_depth or live.needs_in_flight:
             found = self._predictions.next(live)
+            if found is not None and not self._planes.carries(found.laws, live.target):
+                self._stale["laws lost"] += 1
+                found = None
             if found is not None and live.next_depth:
                 live.in_flight = found.ids[: live.next_depth]
             elif found is not None:

@@ -30,6 +30,7 @@ SWITCH = ("auto", "on", "off")
 COMPILE = ("off", "on")
 CPU_KV_TOKENS = 16384
 ATTENTION = ("auto", "torch", "triton", "flash_attn")
+TENSOR_PLANES = ("auto", "inline", "gloo", "cuda_ipc", "nccl")
 SECTIONS = ("target", "draft", "router")
 
 
@@ -96,7 +97,9 @@ class TargetConfig:
     model: str = "smollm2-135m"  # a built-in name, a Hugging Face directory or a GGUF file
     max_k: int = 16  # longest proposal verified
     proposal_wait_s: float = 0.25  # longest a row waits for a proposal after a miss, seconds
+    plane_listen: str = ""  # host:port where drafts meet for tensor planes; empty = any free port beside `listen`
     drain_s: float = 5.0  # how long live streams may go on after SIGTERM, seconds
+    trace: str = ""  # this process writes its part of a timeline beside this file; empty = none
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
@@ -104,6 +107,13 @@ class TargetConfig:
         _at_least("max_k", self.max_k, 1)
         _positive("proposal_wait_s", self.proposal_wait_s)
         _positive("drain_s", self.drain_s)
+        if self.plane_listen:
+            _address("plane_listen", self.plane_listen)
+
+    @property
+    def plane_address(self) -> str:
+        """host:port for the rendezvous of tensor planes; port 0 = any."""
+        return self.plane_listen or f"{self.listen.rpartition(':')[0]}:0"
 
 
 @dataclass(frozen=True)
@@ -116,6 +126,7 @@ class DraftConfig:
     max_k: int = 16
     max_branches: int = 64  # most branches of one outcome table
     drain_s: float = 5.0
+    trace: str = ""  # this process writes its part of a timeline beside this file; empty = none
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
@@ -146,6 +157,8 @@ class RouterConfig:
     budget: int = 16  # geometric, measured: branches of one table
     fan_out_acceptance: float = 0.8  # geometric
     fan_out_exponent: float = 1.0  # geometric
+    tensor_plane: str = "auto"  # how laws get from a draft to a target; auto: by their devices, inline on the CPU
+    plane_limit_s: float = 2.0  # longest that anything on a plane may take before it is given up
     drafts_per_sequence: int = 1  # that share its fan-out, as far as there are that many
     max_fan_out: int = 16
     max_branches: int = 64  # largest budget that a request may ask for
@@ -161,6 +174,7 @@ class RouterConfig:
     peer_timeout_s: float = 5.0  # a peer silent for this long is lost
     target_wait_s: float = 10.0  # longest a live request waits for a target to come (back)
     drain_s: float = 5.0
+    trace: str = ""  # this process writes its part of a timeline beside this file; empty = none
 
     def __post_init__(self) -> None:
         _address("listen", self.listen)
@@ -175,7 +189,8 @@ class RouterConfig:
             _at_least(name, getattr(self, name), 1)
         if self.metrics_listen:
             _address("metrics_listen", self.metrics_listen)
-        for name in ("stream_stall_s", "heartbeat_s", "peer_timeout_s", "target_wait_s", "drain_s"):
+        _one_of("tensor_plane", self.tensor_plane, TENSOR_PLANES)
+        for name in ("stream_stall_s", "heartbeat_s", "peer_timeout_s", "target_wait_s", "drain_s", "plane_limit_s"):
             _positive(name, getattr(self, name))
         if self.peer_timeout_s <= self.heartbeat_s:
             raise FieldError(

@@ -6,16 +6,21 @@ parts of it that make no sense are left out and the rest is used. Free of torch,
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Collection, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 from protos.ssd.v1 import types_pb2
 from ssd.errors import FieldError
 from ssd.speculation.finish import FinishReason, StopRules
-from ssd.speculation.law import Laws, SparseLaw
+from ssd.speculation.law import Law, LawRef, Laws, SparseLaw, drawable
 from ssd.speculation.outcomes import Branch, OutcomeTable
 from ssd.speculation.params import Draw, SamplingParams
 from ssd.speculation.proposal import Proposal, Source
+
+_ROWS = 1 << 32  # that a span can name
+
+SendLaws = Callable[[Laws], Laws]
 
 _SCALARS = (
     "temperature",
@@ -90,7 +95,7 @@ def stop_rules(
 def proposal(message: types_pb2.Proposal, *, vocab_size: int) -> Proposal:
     """A proposal, up to the first id that this model does not know (a draft's vocabulary may be padded further), or
     that cannot have been drawn from the law that came with it."""
-    ids, laws = _drafted(message.ids, message.laws, vocab_size)
+    ids, laws = _drafted(message, vocab_size)
     return Proposal(message.base_len, ids, laws, _SOURCES_BACK.get(message.source, Source.PROPOSAL))
 
 
@@ -98,7 +103,7 @@ def outcome_table(message: types_pb2.OutcomeTable, *, vocab_size: int) -> Outcom
     """An outcome table without branches that cannot happen, each cut like a proposal."""
     in_flight = _known(message.proposal, vocab_size)
     branches = tuple(
-        Branch(branch.accepted, branch.id, *_drafted(branch.ids, branch.laws, vocab_size), branch.rank)
+        Branch(branch.accepted, branch.id, *_drafted(branch, vocab_size), branch.rank)
         for branch in message.branches
         if branch.accepted <= len(in_flight) and branch.id < vocab_size
     )
@@ -106,18 +111,24 @@ def outcome_table(message: types_pb2.OutcomeTable, *, vocab_size: int) -> Outcom
     return OutcomeTable(message.base_len, in_flight, depth, branches)
 
 
-def proposal_message(sequence: int, made: Proposal) -> types_pb2.Proposal:
-    """A proposal as it travels."""
-    laws = _law_messages(made.laws)
+def proposal_message(sequence: int, made: Proposal, send: SendLaws | None = None) -> types_pb2.Proposal:
+    """A proposal as it travels. `send`: puts laws on their own way and gives what stands for them here."""
     # A just-in-time proposal is what an absent source means.
     source = _SOURCES[made.source] if made.source is not Source.PROPOSAL else types_pb2.PROPOSAL_SOURCE_UNSPECIFIED
-    return types_pb2.Proposal(sequence=sequence, base_len=made.base_len, ids=made.ids, laws=laws, source=source)
+    laws = _law_fields(made.laws if send is None else send(made.laws))
+    return types_pb2.Proposal(sequence=sequence, base_len=made.base_len, ids=made.ids, source=source, **laws)
 
 
-def outcome_table_message(sequence: int, table: OutcomeTable) -> types_pb2.OutcomeTable:
-    """An outcome table as it travels."""
+def outcome_table_message(sequence: int, table: OutcomeTable, send: SendLaws | None = None) -> types_pb2.OutcomeTable:
+    """An outcome table as it travels; `send` as for a proposal."""
     branches = [
-        types_pb2.Branch(accepted=b.accepted, id=b.token, ids=b.ids, laws=_law_messages(b.laws), rank=b.rank)
+        types_pb2.Branch(
+            accepted=b.accepted,
+            id=b.token,
+            ids=b.ids,
+            rank=b.rank,
+            **_law_fields(b.laws if send is None else send(b.laws)),
+        )
         for b in table.branches
     ]
     return types_pb2.OutcomeTable(
@@ -158,36 +169,51 @@ def _known(ids: Iterable[int], vocab_size: int) -> tuple[int, ...]:
     return tuple(known)
 
 
-def _drafted(ids: Sequence[int], laws: Sequence[types_pb2.SparseLaw], vocab_size: int) -> tuple[tuple[int, ...], Laws]:
-    """The ids that can be used, and their laws if there are any.
-
-    A token whose law is missing or broken, or does not contain it, is of no use, nor is what stands behind it: under a
-    law that it was not drawn from it would bend the output's distribution.
-    """
-    known = _known(ids, vocab_size)
-    if not laws:
+def _drafted(message: types_pb2.Proposal | types_pb2.Branch, vocab_size: int) -> tuple[tuple[int, ...], Laws]:
+    """The ids that can be used, and their laws if there are any."""
+    known = _known(message.ids, vocab_size)
+    if not message.laws and not message.law_spans:
         return known, ()
-    good: list[SparseLaw] = []
-    for token, message in zip(known, laws, strict=False):
-        law = _law(message, vocab_size)
-        if law is None or token not in law.ids:
-            break
-        good.append(law)
-    return known[: len(good)], tuple(good)
+    return drawable(known, _laws(message, len(known)), vocab_size)
 
 
-def _law(message: types_pb2.SparseLaw, vocab_size: int) -> SparseLaw | None:
-    """The law given that the token is one that this model knows; None if it makes no sense."""
-    ids, weights = tuple(message.ids), tuple(message.weights)
+def _laws(message: types_pb2.Proposal | types_pb2.Branch, most: int) -> Iterator[Law | None]:
+    """At most `most` laws, in order; None for one that makes no sense."""
+    inline = map(_law, message.laws)
+    if not message.law_spans:
+        return inline
+    parts = (_span(span, inline, most) for span in message.law_spans)
+    return itertools.islice(itertools.chain.from_iterable(parts), most)
+
+
+def _span(span: types_pb2.LawSpan, inline: Iterator[Law | None], most: int) -> Iterable[Law | None]:
+    count = min(span.count, most)
+    if not span.plane:
+        # A span that promises more than there is must not shift what stands behind it to other tokens.
+        return itertools.islice(itertools.chain(inline, itertools.repeat(None)), count)
+    rows = range(span.row, span.row + count)
+    return (LawRef(span.plane, span.bundle, row) if row < _ROWS else None for row in rows)
+
+
+def _law(message: types_pb2.SparseLaw) -> SparseLaw | None:
     try:
-        law = SparseLaw(ids, weights)
+        return SparseLaw(tuple(message.ids), tuple(message.weights))
     except ValueError:
         return None
-    count = bisect_left(ids, vocab_size)
-    if count == len(ids):
-        return law
-    return SparseLaw(ids[:count], weights[:count]) if count else None
 
 
-def _law_messages(laws: Laws) -> list[types_pb2.SparseLaw]:
-    return [types_pb2.SparseLaw(ids=law.ids, weights=law.weights) for law in laws]
+def _law_fields(laws: Laws) -> dict[str, Any]:
+    """The fields `laws` and `law_spans` of a message. Without references there are no spans."""
+    here = [types_pb2.SparseLaw(ids=law.ids, weights=law.weights) for law in laws if isinstance(law, SparseLaw)]
+    if len(here) == len(laws):
+        return {"laws": here}
+    spans: list[types_pb2.LawSpan] = []
+    for law in laws:
+        plane, bundle, row = (law.plane, law.bundle, law.row) if isinstance(law, LawRef) else (0, 0, 0)
+        last = spans[-1] if spans else None
+        follows = last is not None and (last.plane, last.bundle) == (plane, bundle)
+        if last is not None and follows and (not plane or last.row + last.count == row):
+            last.count += 1
+        else:
+            spans.append(types_pb2.LawSpan(plane=plane, bundle=bundle, row=row, count=1))
+    return {"laws": here, "law_spans": spans}

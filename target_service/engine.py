@@ -24,8 +24,11 @@ from ssd.speculation.cache import Found, SpeculationCache
 from ssd.speculation.finish import cut
 from ssd.speculation.proposal import Continuation, Proposal
 from ssd.speculation.verify import Verdict
+from ssd.telemetry.trace import NO_TRACER, Tracer
+from ssd.tensor_plane.planes import LawReceiver, NoPlanes
 from target_service.admission import Limits, terms_of
 from target_service.fallback import Fallback
+from target_service.laws import LawLookup
 from target_service.mail import source_of, step_outcome
 from target_service.patience import Patience
 from target_service.roster import Roster
@@ -49,17 +52,27 @@ class TargetEngine:
     """Serves the sequences of any number of streams from one model; see ssd.rpc.engine_loop.Engine."""
 
     def __init__(
-        self, runner: Runner, pool: BlockPool, model: ModelConfig, config: TargetConfig, info: types_pb2.ModelInfo
+        self,
+        runner: Runner,
+        pool: BlockPool,
+        model: ModelConfig,
+        config: TargetConfig,
+        info: types_pb2.ModelInfo,
+        tracer: Tracer = NO_TRACER,
+        planes: LawReceiver | None = None,
     ) -> None:
         context = min(config.engine.max_context or model.max_position, model.max_position)
         self.info = info
+        self._tracer = tracer
         self.limits = Limits(model.vocab_size, context, pool.blocks * pool.block_size, config.max_k, model.eos_ids)
         self.roster = Roster()
         self._ruled: list[tuple[StepRow, Verdict | None]] = []  # of the step that has begun
-        self._clock = StepClock()
+        self._clock = StepClock(tracer)
         self.scheduler = Scheduler(self.roster.live, pool, config.engine.token_budget)
         # The read replica of the router's speculation cache, for the rounds in flight.
         self.replica = SpeculationCache(max_sequences=config.engine.max_sequences)
+        self.planes: LawReceiver = planes or NoPlanes()
+        self._laws = LawLookup(self.planes, model.vocab_size)
         self._runner = runner
         self._pool = pool
         self._config = config
@@ -75,6 +88,7 @@ class TargetEngine:
             max_k=self._config.max_k,
             max_sequences=self._config.engine.max_sequences,
             max_tokens=self.limits.kv_tokens,
+            plane=self.planes.ability,
         )
 
     def load(self) -> types_pb2.EngineLoad:
@@ -87,14 +101,18 @@ class TargetEngine:
             kv_blocks_total=self._pool.blocks,
             block_size=self._pool.block_size,
             steps=self.scheduler.steps,
-            stale_drops=self._dropped + sum(self.replica.stale.values()),
+            stale_drops=self._dropped + sum(self.replica.stale.values()) + self._laws.drops.total(),
             preemptions=self.scheduler.preemptions,
+            law_drops=self._laws.drops,
         )
 
     # What peers send
 
     def handle(self, stream: int, request: target_pb2.TargetServiceServeRequest) -> None:
-        """Take in one message of a stream."""
+        """Take in one message of a stream. An empty one says that something has come on a plane."""
+        for late in self._laws.take_late():
+            if self.roster.holds(late) and not late.proposal.ids:
+                self._look_up_or_run(late)
         # What ends makes room for what begins.
         for number in request.closes:
             if closing := self.roster.get(stream, number):
@@ -105,6 +123,7 @@ class TargetEngine:
             self._open(stream, message)
         for table in request.tables:
             if sequence := self._speculating(stream, table.sequence):
+                self._arrived("table", sequence)
                 self.replica.put(sequence.number, outcome_table(table, vocab_size=self.limits.vocab_size))
                 self._look_up(sequence)
         for made in request.proposals:
@@ -113,12 +132,17 @@ class TargetEngine:
         for change in request.drafting:
             if sequence := self._speculating(stream, change.sequence):
                 sequence.set_drafting(change.drafting, change.fallback)
+        for plane in request.plane_closes:
+            self.planes.close(stream, plane)
+        for order in request.planes:
+            self.planes.order(stream, order)
 
     def close_stream(self, stream: int) -> None:
         """The peer is gone: end all of its sequences."""
         for sequence in self.roster.of_stream(stream):
             self._end(sequence)
         self.roster.forget(stream)
+        self.planes.close_stream(stream)
         self._mail.discard(stream)
 
     # What happens in a step
@@ -133,7 +157,7 @@ class TargetEngine:
         if not rows:
             return
         self._clock.begin(now, rows)
-        for row, ruling in zip(rows, self._run(rows), strict=True):
+        for row, ruling in zip(rows, self._run(rows, now), strict=True):
             if isinstance(ruling, Undrawable):
                 log.error("no token can be drawn", sequence=row.sequence.id, error=ruling.reason)
                 self._refuse(row.sequence, Status.INTERNAL, f"no token can be drawn: {ruling.reason}")
@@ -155,6 +179,8 @@ class TargetEngine:
         self._fall_back(missed, over)
         for one in drawn:
             self._report(one, timing)
+        for stream, report in self.planes.reports():
+            self._mail.to(stream).planes.append(report)
         return self._mail.collect()
 
     def step(self, now: float) -> Mapping[int, target_pb2.TargetServiceServeResponse]:
@@ -162,12 +188,22 @@ class TargetEngine:
         self.begin(now)
         return self.finish()
 
-    def _run(self, rows: list[StepRow]) -> list[Ruling]:
-        """One forward over all rows, and what it decides for each."""
+    def _run(self, rows: list[StepRow], begun: float) -> list[Ruling]:
+        """One forward over all rows of the step that began at `begun`, and what it decides for each."""
         runs = [row.run_row() for row in rows]
-        if not self._runner.draws:
-            return rulings(rows, self._runner.run(runs))
-        return rulings_of(rows, self._runner.step(runs, [draw for row in rows for draw in row.plain_draws()]))
+        planned = self._tracer.now()
+        if self._runner.draws:
+            stepped = self._runner.step(runs, [draw for row in rows for draw in row.plain_draws()])
+            ran = self._tracer.now()
+            decided = rulings_of(rows, stepped)
+        else:
+            logits = self._runner.run(runs)
+            ran = self._tracer.now()
+            decided = rulings(rows, logits)
+        self._tracer.span("engine", "plan", begun, planned)
+        self._tracer.span("engine", "forward", planned, ran)
+        self._tracer.span("engine", "draw", ran, self._tracer.now())
+        return decided
 
     def _commit(self, row: StepRow, verdict: Verdict | None) -> Round | None:
         """Commit what the verdict says, up to the end of the sequence; None when the row was not complete."""
@@ -226,14 +262,30 @@ class TargetEngine:
         return sequence
 
     def _take_proposal(self, sequence: LiveSequence, message: types_pb2.Proposal) -> None:
+        self._arrived("proposal", sequence)
         made = proposal(message, vocab_size=self.limits.vocab_size)
         if made.ids:
             self.replica.put_proposal(sequence.number, made)
-            self._look_up(sequence)
+            if made.base_len == sequence.length:
+                self._look_up_or_run(sequence)
+            else:
+                self._look_up(sequence)
         elif made.base_len == sequence.length:
             sequence.patience.end()
         else:
             self._dropped += 1
+
+    def _look_up_or_run(self, sequence: LiveSequence) -> None:
+        """Look up what a row waited for. If its laws will never come it need not wait on, as nothing else may come."""
+        if self._look_up(sequence) is None and not self._laws.is_late(sequence):
+            sequence.patience.end()
+
+    def _arrived(self, what: str, sequence: LiveSequence) -> None:
+        """Note a prediction, and for how long its row has been standing still."""
+        now, since = self._tracer.now(), sequence.patience.since
+        self._tracer.instant("predictions", what, now, sequence=sequence.id)
+        if sequence.patience.waiting and since is not None:
+            self._tracer.span("waiting", f"wait for a {what}", since, now, sequence=sequence.id)
 
     def _look_up(self, sequence: LiveSequence) -> Found | None:
         """Give a sequence the best proposal that the replica has, or what it has behind the one in flight."""
@@ -242,6 +294,7 @@ class TargetEngine:
         found = self.replica.next_proposal(
             sequence.number, sequence.length, sequence.ids, impartial=sequence.terms.rejection
         )
+        found = self._laws.opened(sequence, found) if found is not None else None
         if found is None:
             return None
         if sequence.proposal.ids:

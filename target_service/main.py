@@ -22,6 +22,8 @@ from ssd.runtime.assembly import make_runner
 from ssd.runtime.device import resolve_deterministic
 from ssd.runtime.step_sizes import Demand
 from ssd.telemetry import logging
+from ssd.telemetry.trace import NO_TRACER, Tracer, open_tracer
+from ssd.tensor_plane.planes import ReceivingPlanes
 from target_service.engine import TargetEngine
 from target_service.servicer import SERVICE, Request, TargetServicer
 
@@ -39,17 +41,20 @@ def main(config: TargetConfig) -> int:
 
 async def serve(config: TargetConfig) -> int:
     """Bind, load, serve, drain; returns the exit status: 0 after a signal, 1 when the engine died."""
+    tracer = open_tracer(config.trace, "target")
     server = Server(config.listen, [SERVICE])
     servicer = TargetServicer()
     target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server.grpc)
     await server.start()
     log.info("listening", address=server.address, model=config.model)
     with team_of(config.engine, server) as team:
-        build = functools.partial(load_engine, config, team=team)
-        return await run_engine(server, build, servicer.begin, config.drain_s)
+        build = functools.partial(load_engine, config, team=team, tracer=tracer)
+        return await run_engine(server, build, servicer.begin, config.drain_s, tracer)
 
 
-def load_engine(config: TargetConfig, progress: LoadProgress, team: Team = ALONE) -> TargetEngine:
+def load_engine(
+    config: TargetConfig, progress: LoadProgress, team: Team = ALONE, tracer: Tracer = NO_TRACER
+) -> TargetEngine:
     """The engine that `config` describes, warmed up. ModelError or FieldError (both ValueError) for what is wrong."""
     started, engine = time.monotonic(), config.engine
     if engine.threads:
@@ -60,7 +65,7 @@ def load_engine(config: TargetConfig, progress: LoadProgress, team: Team = ALONE
     loaded = plan.load(team.join(plan), progress=progress)
     team.all_loaded()
     info = model_info(loaded, config.model, directory, engine, directory, loaded.config.eos_ids)
-    target = make_engine(loaded, config, info, team)
+    target = make_engine(loaded, config, info, tracer, team)
     warm_up(target)
     seconds = round(time.monotonic() - started, 1)
     log.info("loaded", seconds=seconds, dtype=target.info.dtype, deterministic=target.info.deterministic)
@@ -73,11 +78,16 @@ def demand_of(config: TargetConfig) -> Demand:
 
 
 def make_engine(
-    loaded: LoadedModel, config: TargetConfig, info: types_pb2.ModelInfo, team: Team = ALONE
+    loaded: LoadedModel,
+    config: TargetConfig,
+    info: types_pb2.ModelInfo,
+    tracer: Tracer = NO_TRACER,
+    team: Team = ALONE,
 ) -> TargetEngine:
     """An engine with a KV cache of its own around a loaded model."""
     runner, pool = make_runner(loaded, config.engine, demand_of(config), prepare=True)
-    return TargetEngine(team.lead(runner), pool, loaded.config, config, info)
+    planes = ReceivingPlanes(loaded.device, config.plane_address)
+    return TargetEngine(team.lead(runner), pool, loaded.config, config, info, tracer, planes)
 
 
 def warm_up(engine: TargetEngine) -> None:

@@ -54,6 +54,7 @@ class LiveSequence:
     rounds: int = 0
     last_step: int = 0
     waited_s: float = 0.0  # before the step that runs
+    lacking_at: int = -1  # committed length at which the laws of a prediction were not to be had
     history: TokenHistory = field(init=False)
 
     def __post_init__(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from protos.ssd.v1 import target_pb2
+from ssd.telemetry.trace import Tracer
 from target_service.scheduler import StepRow
 
 _WEIGHT = 0.1  # of the newest step in the mean
@@ -13,8 +14,9 @@ _WEIGHT = 0.1  # of the newest step in the mean
 class StepClock:
     """Times of the step that runs and of those before."""
 
-    def __init__(self) -> None:
+    def __init__(self, tracer: Tracer) -> None:
         self.typical_s: float | None = None  # decaying mean over steps without prefill; None = none was timed
+        self._tracer = tracer
         self._began = 0.0
         self._running: target_pb2.StepTiming | None = None
 
@@ -34,6 +36,7 @@ class StepClock:
             return None
         seconds = now - self._began
         timing.step_ms = seconds * 1000.0
+        self._tracer.span("engine", "step", self._began, now, rows=timing.rows, tokens=timing.tokens)
         if not timing.prefill:
             before = seconds if self.typical_s is None else self.typical_s
             self.typical_s = before + _WEIGHT * (seconds - before)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from ssd.runtime.runner import Stepped
+from ssd.speculation.law import known_laws
 from ssd.speculation.rejection import Block, reject_blocks
 from ssd.speculation.sampling import Draw, draw
 from ssd.speculation.verify import Verdict, verify
@@ -87,5 +88,5 @@ def _coupled(rows: Sequence[StepRow], logits: torch.Tensor) -> list[Verdict]:
 
 
 def _rejection(rows: Sequence[StepRow], logits: torch.Tensor) -> list[Verdict]:
-    blocks = [Block(row.proposal.ids, row.proposal.laws or (None,) * len(row.proposal.ids)) for row in rows]
+    blocks = [Block(one.ids, known_laws(one.laws) or (None,) * len(one.ids)) for one in (row.proposal for row in rows)]
     return reject_blocks(logits, [one for row in rows for one in row.draw_rows()], blocks)

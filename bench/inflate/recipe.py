@@ -11,11 +11,11 @@ from bench.inflate.placement import Placement, place
 from bench.inflate.shapes import SHAPES, SIZES, Shape, parse_shape
 from ssd.errors import FieldError
 from ssd.models.builtin import embedding_lender, resolve_model
+from ssd.models.checkpoint import RECIPE
 from ssd.models.config import ModelConfig
 from ssd.models.errors import ModelError
 from ssd.tokenizer import TOKENIZER_FILE
 
-RECIPE = "inflate.json"
 _TOKENIZER_FILES = (
     TOKENIZER_FILE,
     "tokenizer_config.json",

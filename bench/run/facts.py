@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from protos.ssd.v1 import types_pb2
+from protos.ssd.v1 import admin_pb2, types_pb2
 
 PACKAGES = ("ssd-serve", "torch", "triton", "transformers", "grpcio", "protobuf")
 
@@ -46,6 +46,15 @@ def model_facts(model: types_pb2.ModelInfo) -> dict[str, Any]:
         "dtype": model.dtype,
         "deterministic": model.deterministic,
     }
+
+
+def plane_facts(plane: admin_pb2.Plane) -> str:
+    """How laws got from one draft to one target."""
+    name = types_pb2.PlaneKind.Name(plane.kind).removeprefix("PLANE_KIND_").lower()
+    what = f"{name}: {plane.reason}" if plane.reason else name
+    if plane.bandwidth:
+        what += f", {plane.latency_us:.0f} us one way, {plane.bandwidth / 1e9:.2f} GB/s"
+    return what + (f", broke {plane.fallbacks} times" if plane.fallbacks else "")
 
 
 def _cpu() -> str:

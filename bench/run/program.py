@@ -18,13 +18,14 @@ from bench.datasets import Prompt
 from bench.run import baseline, plots, report
 from bench.run.cases import Case, Grid, schedule
 from bench.run.counters import CounterReader
-from bench.run.facts import facts, model_facts
+from bench.run.facts import facts, model_facts, plane_facts
 from bench.run.identity import GapReader, Identity
 from bench.run.load import Driver, Workload
 from bench.run.report import Baseline, Report
 from bench.run.sample import Result, Sample
 from bench.run.services import Endpoint, ServiceOptions, services
-from protos.ssd.v1 import inference_pb2, inference_pb2_grpc
+from protos.ssd.v1 import admin_pb2_grpc, inference_pb2, inference_pb2_grpc
+from protos.ssd.v1.admin_pb2 import GetServerInfoRequest
 from ssd.cli.client import Client
 from ssd.cli.errors import CliError
 from ssd.rpc.options import CHANNEL_OPTIONS
@@ -132,6 +133,8 @@ def _measure(options: RunOptions, endpoint: Endpoint, tracer: Tracer) -> Report:
         driver = Driver(client, reader, options.workload, tracer)
         try:
             samples, identity = _samples(options, cases, driver, endpoint.check)
+            info = admin_pb2_grpc.AdminServiceStub(channel).GetServerInfo(GetServerInfoRequest(), timeout=WITHIN_S)
+            setup["tensor planes"] = [plane_facts(plane) for plane in info.planes]
         except (grpc.RpcError, OSError) as error:
             raise CliError(f"the router's counters cannot be read: {error}") from None
         _read_gaps(identity, GapReader(channel, options.workload))

@@ -64,19 +64,19 @@ class Endpoint:
 
 def build(options: ServiceOptions) -> Stack:
     """The configurations. Raises FieldError, CliError."""
-    with environment(_trace_variables(options.trace)):
-        stack = stacks.build(
-            StackOptions(
-                port=0,
-                target_model=options.target_model,
-                draft_model=options.draft_model,
-                dtype=options.dtype,
-                deterministic=options.deterministic,
-                threads=options.threads,
-                metrics_listen=f"{stacks.HOST}:{free_ports(stacks.HOST, 1)[0]}",
-                file=options.file,
-            )
+    stack = stacks.build(
+        StackOptions(
+            port=0,
+            target_model=options.target_model,
+            draft_model=options.draft_model,
+            dtype=options.dtype,
+            deterministic=options.deterministic,
+            threads=options.threads,
+            metrics_listen=f"{stacks.HOST}:{free_ports(stacks.HOST, 1)[0]}",
+            trace=options.trace or None,
+            file=options.file,
         )
+    )
     target = replace(
         stack.target,
         max_k=max(stack.target.max_k, options.most_k),
@@ -118,11 +118,6 @@ def _engine(
         max_sequences=max(engine.max_sequences, options.most_live),
         token_budget=max(engine.token_budget, options.most_live + drafted),
     )
-
-
-def _trace_variables(trace: str) -> dict[str, str]:
-    """Settings of services that know how to trace; others do not see them."""
-    return {f"SSD_{name.upper()}_TRACE": trace for name in stacks.HEALTH_NAMES} if trace else {}
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import typer
 
 from ssd.cli import options as opt
 from ssd.cli.client import Client
-from ssd.cli.errors import CliError
+from ssd.cli.errors import FAILED, CliError
 from ssd.cli.generate import show
 from ssd.cli.report import metrics_line
 from ssd.cli.request import GenerateOptions, build_request
@@ -63,16 +63,21 @@ def chat(
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - its import gives input() line editing
     with Client(address, timeout) as client:
-        Conversation(client, chosen, system, metrics).run()
+        conversation = Conversation(client, chosen, system, metrics)
+        conversation.run()
+    if conversation.failed and not sys.stdin.isatty():
+        # A script that pipes its lines in sees only the status.
+        raise typer.Exit(FAILED)
 
 
 class Conversation:
-    """The turns so far, and the loop that adds to them."""
+    """The turns so far, and the loop that adds to them. `failed`: some turn got no answer."""
 
     def __init__(self, client: Client, options: GenerateOptions, system: str | None, metrics: bool) -> None:
         self._client = client
         self._options = options
         self._metrics = metrics
+        self.failed = False
         self.messages: list[tuple[str, str]] = [("system", system)] if system else []
 
     def run(self) -> None:
@@ -106,6 +111,7 @@ class Conversation:
         except CliError as error:
             # The conversation outlives a refused turn; what was said before an error is not kept as the model's word.
             print(f"error: {error.message}", file=sys.stderr)
+            self.failed = True
             return
         else:
             print()

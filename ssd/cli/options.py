@@ -41,6 +41,7 @@ DefaultFallback = Annotated[
 MetricsListen = Annotated[
     str | None, typer.Option("--metrics-listen", help="host:port of Prometheus metrics over HTTP; default: none.")
 ]
+Trace = Annotated[Path | None, typer.Option(help="Timeline for chrome://tracing; see `ssd bench trace merge`.")]
 TargetModel = Annotated[str | None, typer.Option(help="A built-in name, a Hugging Face directory or a GGUF file.")]
 DraftModel = Annotated[str | None, typer.Option(help="The draft: a built-in name or a directory.")]
 

@@ -43,6 +43,7 @@ class StackOptions:
     saguaro_c: float | None = None
     fallback: str | None = None
     metrics_listen: str | None = None
+    trace: str | None = None
     file: Path | None = None
 
 
@@ -77,6 +78,7 @@ def build(options: StackOptions) -> Stack:
         "model": options.target_model,
         "engine": engine | {"tp": options.tp},
         "drain_s": DRAIN_S,
+        "trace": options.trace,
     }
     target = config.load(TargetConfig, "target", file=options.file, overrides=target_values)
     draft = None
@@ -104,6 +106,7 @@ def build(options: StackOptions) -> Stack:
         "fallback": options.fallback,
         "metrics_listen": options.metrics_listen,
         "drain_s": DRAIN_S,
+        "trace": options.trace,
     }
     router = config.load(RouterConfig, "router", file=options.file, overrides=router_values)
     for name, most in (("target", target.max_k), ("draft", draft.max_k if draft else router.k)):

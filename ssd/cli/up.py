@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 import ssd.cli.stack as stacks
+from ssd.cli.errors import BAD_INPUT, CliError
 from ssd.cli.options import (
     ConfigFile,
     DefaultBudget,
@@ -23,6 +24,7 @@ from ssd.cli.options import (
     TargetModel,
     Threads,
     Tp,
+    Trace,
 )
 from ssd.cli.running import run_folder, running
 from ssd.cli.signals import StopRequested, stop_on_signals
@@ -56,6 +58,7 @@ def up(
     saguaro_c: DefaultSaguaroC = None,
     fallback: DefaultFallback = None,
     metrics_listen: MetricsListen = None,
+    trace: Trace = None,
     file: ConfigFile = None,
     log_dir: Annotated[
         Path | None, typer.Option(help="Keep configuration and logs here; default: a temporary folder.")
@@ -65,6 +68,8 @@ def up(
     ] = False,
 ) -> None:
     """Start target, draft and router on this machine; Ctrl-C ends them."""
+    if no_draft and drafts != 1:
+        raise CliError(f"--drafts {drafts} and --no-draft contradict each other", BAD_INPUT)
     options = StackOptions(
         port=port,
         host=host,
@@ -84,6 +89,7 @@ def up(
         saguaro_c=saguaro_c,
         fallback=fallback,
         metrics_listen=metrics_listen,
+        trace=None if trace is None else str(trace.absolute()),
         file=file,
     )
     stack = stacks.build(options)

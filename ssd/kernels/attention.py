@@ -1,15 +1,15 @@
 """Paged attention in tiles of (query tokens x the query heads that share a key head), keys split over programs.
 
 Sequence mode: a row's tokens see the row's keys up to their own position. Branch mode: the tokens are branches; those
-of one trunk form tiles that read the trunk's prefix once, and one more split per tile reads the branches' own suffixes.
+of one trunk form tiles that read the trunk's prefix once, and a few more splits of a tile read the branches' suffixes.
 
 A split leaves its part of each token unnormalised with the running maximum and total (base 2); `merge_parts` joins
 them. With one split of a sequence the tile writes the result itself. All scores, sums and parts are float32.
 """
 
 # mypy: allow-untyped-defs
-import triton  # type: ignore[import-untyped]
-import triton.language as tl  # type: ignore[import-untyped]
+import triton
+import triton.language as tl
 
 from ssd.kernels.dependent import let_next_start, wait_for_previous
 
@@ -96,13 +96,13 @@ def attend_tiles(
     precision: tl.constexpr,
     early: tl.constexpr,
 ):
-    """Grid (tiles, kv_heads, splits, and one more for the suffixes in branch mode).
+    """Grid (tiles, kv_heads, splits, and in branch mode as many more as the suffixes of one tile need).
 
     Works on the tokens first .. first + tokens - 1 and on rows of shortest..longest query tokens. `parts`
     [splits, tokens, heads, dim] and `stats` [splits, tokens, heads, 2] count tokens from `first`.
     """
-    let_next_start(early)
     wait_for_previous(early)
+    let_next_start(early)
     pid, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     tile_tokens: tl.constexpr = tile // fold
     heads: tl.constexpr = kv_heads * fold
@@ -159,7 +159,7 @@ def attend_tiles(
     chunk = least_chunk
     if not fixed_chunk:
         chunk = tl.maximum(least_chunk, tl.cdiv(tl.cdiv(seen, splits), step) * step)
-    # The split after the last one is that of the suffixes: its share of the prefix is empty.
+    # The splits after the last one are those of the suffixes: their share of the prefix is empty.
     start = tl.minimum(split * chunk, seen)
     stop = tl.minimum(start + chunk, seen)
     if branch:
@@ -178,12 +178,14 @@ def attend_tiles(
         top, total, acc = absorb(scores, v, top, total, acc, precision)
 
     if branch:
-        own = tl.where(split == splits, tile_tokens * depth, 0)
-        for key in range(0, own, step):
+        # Whole suffixes to a split, as many as one step holds, so that no branch's place decides how its sum is cut.
+        together = tl.maximum(1, step // depth)
+        one = (split - splits) * together
+        for key in range(0, tl.where(split < splits, 0, together * depth), step):
             nth = key + tl.arange(0, step)
-            owner = nth // depth
+            owner = one + nth // depth
             nested = nth % depth
-            known = (begin + owner < end) & (owner < tile_tokens)
+            known = (begin + owner < end) & (owner < tl.minimum(one + together, tile_tokens))
             live = nested < tl.load(suffix_lens + begin + owner, mask=known, other=0)
             slot = tl.load(suffix_slots + (begin + owner) * suffix_stride + nested, mask=live, other=0)
             mask = live[:, None] & in_dim[None, :]
@@ -227,8 +229,8 @@ def merge_parts(
 ):
     """Grid (tokens, heads). Parts are summed in their order by groups of `group`, so that splits which a token sees
     nothing of change no bit. Tokens of rows longer than `longest` are left alone; those of no row get zeros."""
-    let_next_start(early)
     wait_for_previous(early)
+    let_next_start(early)
     token, head = tl.program_id(0), tl.program_id(1)
     channel = tl.arange(0, dim_wide)
     in_dim = channel < dim
@@ -282,8 +284,8 @@ def write_keys(
     early: tl.constexpr,
 ):
     """Grid (tokens). k, v [T, width] to the slots of the cache; a negative slot writes nowhere."""
-    let_next_start(early)
     wait_for_previous(early)
+    let_next_start(early)
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
     index = tl.arange(0, width_wide)

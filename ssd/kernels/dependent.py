@@ -1,14 +1,15 @@
 """Programmatic dependent launch: a kernel may be placed on the GPU while the one before it still runs."""
 
 # mypy: allow-untyped-defs
-import triton  # type: ignore[import-untyped]
-import triton.language as tl  # type: ignore[import-untyped]
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait  # type: ignore[import-untyped]
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
 def let_next_start(early: tl.constexpr):
-    """Allows the next kernel onto the GPU as soon as every program of this one has come here."""
+    """Allows the next kernel onto the GPU as soon as every program of this one has come here: after its own wait, so
+    that no more than one kernel waits there at a time and takes room from the one that works."""
     if early:
         gdc_launch_dependents()
 
@@ -22,3 +23,11 @@ def wait_for_previous(early: tl.constexpr):
     """
     if early:
         gdc_wait()
+
+
+@triton.jit
+def fetch_lines(pointers):
+    """Has the lines that are pointed at brought into the L2 cache, without waiting for them."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
+    )

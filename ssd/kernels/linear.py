@@ -1,4 +1,4 @@
-"""x @ weight.T for few rows of x, bound by how fast the weight streams in.
+"""x @ weight.T for few rows of x, bound by how fast the weight streams in, with what surrounds it in a decoder layer.
 
 The weight tile is the left operand, so that the tensor cores' long side lies along the outputs and x is padded only to
 the next of 16, 32 or 64 rows. With several splits of the input width each program leaves its float32 sum in memory and
@@ -6,17 +6,42 @@ the last one to arrive adds them up in their order: no atomic additions of float
 
 A row's sum is taken in the same order whatever the number of rows; only the height that x is padded to (16, 32, 64) and
 with it the tensor cores' instruction differs, which may change the last bit. Calls of one height are batch invariant.
+
+A product may end in more than its result. With a Residual it adds the stream that flows past, and leaves the sum ready
+for the next norm: times that norm's weight, with the sums of squares of each tile of outputs. What reads such an x
+divides by the root mean square only behind the product, where it is one number a row. A gated product takes gate and
+up together and leaves silu(gate) * up.
 """
 
 # mypy: allow-untyped-defs
-import torch
-import triton  # type: ignore[import-untyped]
-import triton.language as tl  # type: ignore[import-untyped]
+from dataclasses import dataclass
 
-from ssd.kernels.dependent import let_next_start, wait_for_previous
+import torch
+import triton
+import triton.language as tl
+
+from ssd.kernels.dependent import fetch_lines, let_next_start, wait_for_previous
 from ssd.kernels.tiles import LinearTile
 
 MOST_ROWS = 64
+_SQUARES_ROWS = tl.constexpr(MOST_ROWS)
+_LINE = tl.constexpr(64)  # 16-bit numbers of one line of the L2
+
+
+@dataclass(frozen=True)
+class Squares:
+    """Sums of squares of a matrix's rows, by tiles of its columns: float32 [tiles, MOST_ROWS]. eps: of the norm."""
+
+    sums: torch.Tensor
+    eps: float
+
+
+@dataclass(frozen=True)
+class Residual:
+    """What a product is added to: `stream` [T, out]; `norm` [out] is the weight of the norm that follows."""
+
+    stream: torch.Tensor
+    norm: torch.Tensor
 
 
 @triton.jit(do_not_specialize=("rows",))
@@ -27,9 +52,16 @@ def skinny_linear(
     out,
     sums,
     arrivals,
+    squares,
+    stream,
+    norm,
+    total,
+    total_squares,
     rows,
     x_stride,
     weight_stride,
+    stream_stride,
+    eps,
     outputs: tl.constexpr,
     inputs: tl.constexpr,
     height: tl.constexpr,
@@ -37,20 +69,31 @@ def skinny_linear(
     tile_inputs: tl.constexpr,
     splits: tl.constexpr,
     biased: tl.constexpr,
+    square_tiles: tl.constexpr,
+    gated: tl.constexpr,
+    added: tl.constexpr,
+    ahead: tl.constexpr,
     early: tl.constexpr,
 ):
     """Grid (outputs / tile_outputs, splits). x [rows, inputs], weight [outputs, inputs] → out [rows, outputs].
 
     sums float32 [tiles, splits, tile_outputs, height] · arrivals int32 [tiles], zero before and after.
+    square_tiles > 0: rows are divided by the root mean square that `squares` [square_tiles, MOST_ROWS] give.
+    gated: the weight is gate over up, and out [rows, outputs / 2].
+    added: total = result + stream [rows, outputs], out = total * norm, total_squares [tiles, MOST_ROWS].
     """
-    let_next_start(early)
     tile, split = tl.program_id(0), tl.program_id(1)
     lane = tl.arange(0, tile_outputs)
     row = tl.arange(0, height)
     column = tl.arange(0, tile_inputs)
-    output = tile * tile_outputs + lane
-    # Rows past the end repeat others: their sums are not stored.
-    source = output if outputs % tile_outputs == 0 else output % outputs
+    if gated:
+        # Gate and up of one output lie side by side.
+        pair = (tile * (tile_outputs // 2) + lane // 2) % (outputs // 2)
+        source = (lane % 2) * (outputs // 2) + pair
+    else:
+        output = tile * tile_outputs + lane
+        # Rows past the end repeat others: their sums are not stored.
+        source = output if outputs % tile_outputs == 0 else output % outputs
     x_row = tl.where(row < rows, row, 0)
     steps: tl.constexpr = (inputs + tile_inputs - 1) // tile_inputs
     share: tl.constexpr = (steps + splits - 1) // splits
@@ -60,12 +103,14 @@ def skinny_linear(
     values = x + x_row[None, :] * x_stride + column[:, None]
     acc = tl.zeros([tile_outputs, height], dtype=tl.float32)
     if early:
-        # Weights depend on no kernel, so the first tile is on its way before the previous kernel has ended.
-        known = (first * tile_inputs + column < inputs) & (first < last)
-        w = tl.load(weights + first * tile_inputs, mask=known[None, :], other=0.0, eviction_policy="evict_first")
-        wait_for_previous(early)
-        acc = tl.dot(w, tl.load(values + first * tile_inputs, mask=known[:, None], other=0.0), acc)
-        first += 1
+        # Weights depend on no kernel: the first of them are on their way before the previous kernel has ended.
+        line = tl.arange(0, tile_inputs // _LINE if tile_inputs > _LINE else 1) * _LINE
+        for step in tl.static_range(ahead):
+            if (first + step + 1) * tile_inputs <= inputs:
+                lines = source.to(tl.int64)[:, None] * weight_stride + line[None, :]
+                fetch_lines(weight + lines + (first + step) * tile_inputs)
+    wait_for_previous(early)
+    let_next_start(early)
     for step in range(first, last):
         start = step * tile_inputs
         if inputs % tile_inputs == 0:
@@ -91,10 +136,44 @@ def skinny_linear(
                 acc += tl.load(own + part * (tile_outputs * height), cache_modifier=".cg")
             tl.store(arrivals + tile, 0)
     if finishing:
+        kind = out.dtype.element_ty
+        if square_tiles > 0:
+            acc *= one_by_rms(squares, row, square_tiles, inputs, eps)[None, :]
         if biased:
             acc += tl.load(bias + source).to(tl.float32)[:, None]
-        mask = (output < outputs)[:, None] & (row < rows)[None, :]
-        tl.store(out + row[None, :].to(tl.int64) * outputs + output[:, None], acc.to(out.dtype.element_ty), mask=mask)
+        if gated:
+            # [2 pairs, height] → gate and up [pairs, height], rounded where separate kernels would round.
+            by_pair = tl.trans(tl.reshape(acc, (tile_outputs // 2, 2, height)), (0, 2, 1))
+            gate, up = tl.split(by_pair)
+            gate, up = gate.to(kind).to(tl.float32), up.to(kind).to(tl.float32)
+            result = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32) * up
+            there = tile * (tile_outputs // 2) + tl.arange(0, tile_outputs // 2)
+            mask = (there < outputs // 2)[:, None] & (row < rows)[None, :]
+            spot = row[None, :].to(tl.int64) * (outputs // 2) + there[:, None]
+            tl.store(out + spot, result.to(kind), mask=mask)
+        else:
+            mask = (output < outputs)[:, None] & (row < rows)[None, :]
+            spot = row[None, :].to(tl.int64) * outputs + output[:, None]
+            if added:
+                past = row[None, :].to(tl.int64) * stream_stride + output[:, None]
+                acc = acc.to(kind).to(tl.float32) + tl.load(stream + past, mask=mask, other=0.0).to(tl.float32)
+                rounded = acc.to(kind)
+                tl.store(total + spot, rounded, mask=mask)
+                acc = tl.where(mask, rounded.to(tl.float32), 0.0)
+                tl.store(total_squares + tile * _SQUARES_ROWS + row, tl.sum(acc * acc, 0))
+                acc *= tl.load(norm + source).to(tl.float32)[:, None]
+            tl.store(out + spot, acc.to(kind), mask=mask)
+
+
+@triton.jit
+def one_by_rms(squares, row, tiles: tl.constexpr, width: tl.constexpr, eps):
+    """1 / root mean square of each of the rows, from the sums of squares of their tiles, added in order."""
+    total = row * 0.0
+    for start in tl.static_range(0, tiles, 32):
+        tile = start + tl.arange(0, 32)
+        part = tl.load(squares + tile[:, None] * _SQUARES_ROWS + row[None, :], mask=(tile < tiles)[:, None], other=0.0)
+        total += tl.sum(part, 0)
+    return 1.0 / tl.sqrt(total / width + eps)
 
 
 def linear(
@@ -104,18 +183,58 @@ def linear(
     arrivals: torch.Tensor,
     tile: LinearTile,
     *,
+    squares: Squares | None = None,
+    gated: bool = False,
     early: bool = False,
 ) -> torch.Tensor:
-    """x [T <= 64, in], weight [out, in] and bias [out] of one 16-bit dtype → [T, out].
+    """x [T <= 64, in], weight [out, in] and bias [out] of one 16-bit dtype → [T, out], with `gated` [T, out / 2].
 
     arrivals: int32 zeros, one for each tile of outputs; zeros again afterwards, and used by one stream at a time.
+    squares: of x's rows, by whose root mean square the result is divided.
     """
+    width = weight.shape[0] // 2 if gated else weight.shape[0]
+    out = torch.empty((x.shape[0], width), dtype=x.dtype, device=x.device)
+    _launch(x, weight, bias, arrivals, tile, out, squares, gated, None, early)
+    return out
+
+
+def linear_into(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    arrivals: torch.Tensor,
+    tile: LinearTile,
+    residual: Residual,
+    *,
+    early: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The product added to a residual stream: the sum [T, out], the sum times the next norm's weight [T, out], and the
+    sum's squares by tiles, float32 [tiles, MOST_ROWS]."""
+    out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
+    total = torch.empty_like(out)
+    sums = torch.empty((-(-weight.shape[0] // tile.outputs), MOST_ROWS), dtype=torch.float32, device=x.device)
+    _launch(x, weight, bias, arrivals, tile, out, None, False, (residual, total, sums), early)
+    return total, out, sums
+
+
+def _launch(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    arrivals: torch.Tensor,
+    tile: LinearTile,
+    out: torch.Tensor,
+    squares: Squares | None,
+    gated: bool,
+    into: tuple[Residual, torch.Tensor, torch.Tensor] | None,
+    early: bool,
+) -> None:
     rows, (outputs, inputs) = x.shape[0], weight.shape
     height = max(16, triton.next_power_of_2(rows))
     tiles = -(-outputs // tile.outputs)
-    out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
     size = tiles * tile.splits * tile.outputs * height if tile.splits > 1 else 1
     sums = torch.empty(size, dtype=torch.float32, device=x.device)
+    residual, total, total_squares = into if into is not None else (Residual(out, out), out, sums)
     skinny_linear[(tiles, tile.splits)](
         x,
         weight,
@@ -123,9 +242,16 @@ def linear(
         out,
         sums,
         arrivals,
+        sums if squares is None else squares.sums,
+        residual.stream,
+        residual.norm,
+        total,
+        total_squares,
         rows,
         x.stride(0),
         weight.stride(0),
+        residual.stream.stride(0),
+        0.0 if squares is None else squares.eps,
         outputs=outputs,
         inputs=inputs,
         height=height,
@@ -133,9 +259,12 @@ def linear(
         tile_inputs=tile.inputs,
         splits=tile.splits,
         biased=bias is not None,
+        square_tiles=0 if squares is None else squares.sums.shape[0],
+        gated=gated,
+        added=into is not None,
+        ahead=tile.stages,
         early=early,
         num_warps=tile.warps,
         num_stages=tile.stages,
         launch_pdl=early,
     )
-    return out

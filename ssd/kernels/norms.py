@@ -4,8 +4,8 @@
 """
 
 # mypy: allow-untyped-defs
-import triton  # type: ignore[import-untyped]
-import triton.language as tl  # type: ignore[import-untyped]
+import triton
+import triton.language as tl
 
 from ssd.kernels.dependent import let_next_start, wait_for_previous
 
@@ -27,8 +27,8 @@ def normalise(x, weight_of, weight_mask, width: tl.constexpr, eps):
 @triton.jit
 def rms_norm_rows(x, weight, out, x_stride, eps, width: tl.constexpr, width_wide: tl.constexpr, early: tl.constexpr):
     """Grid (rows). x [rows, width] with rows x_stride apart → out [rows, width]."""
-    let_next_start(early)
     wait_for_previous(early)
+    let_next_start(early)
     row = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, width_wide)
     mask = index < width
@@ -52,8 +52,8 @@ def add_rms_norm_rows(
     early: tl.constexpr,
 ):
     """Grid (rows). total = x + residual, rounded to its dtype, and out = norm(total): [rows, width] each."""
-    let_next_start(early)
     wait_for_previous(early)
+    let_next_start(early)
     row = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, width_wide)
     mask = index < width
@@ -68,8 +68,8 @@ def add_rms_norm_rows(
 @triton.jit
 def silu_mul_rows(gate_up, out, stride, width: tl.constexpr, block: tl.constexpr, early: tl.constexpr):
     """Grid (rows, width / block). gate_up [rows, 2 width] → silu(gate) * up, silu rounded to the dtype first."""
-    let_next_start(early)
     wait_for_previous(early)
+    let_next_start(early)
     row = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1) * block + tl.arange(0, block)
     mask = index < width

@@ -1,13 +1,14 @@
 """The operations of a decoder layer as Triton kernels; torch where a kernel would win nothing."""
 
 import torch
-import triton  # type: ignore[import-untyped]
+import triton
 from torch.nn import functional
 
-from ssd.kernels.linear import MOST_ROWS, linear
+from ssd.kernels.linear import MOST_ROWS, Residual, Squares, linear, linear_into
 from ssd.kernels.norms import add_rms_norm_rows, rms_norm_rows, silu_mul_rows
 from ssd.kernels.tiles import tile_for
 from ssd.kernels.turning import turn_heads
+from ssd.layers.fused import Stream
 
 _HALVES = (torch.float16, torch.bfloat16)
 # Tiles of outputs that a matrix product may have; wider ones go to torch.
@@ -43,6 +44,30 @@ class TritonOps:
             and x.stride(0) % 8 == weight.stride(0) % 8 == 0
             and -(-weight.shape[0] // tile.outputs) <= len(self.arrivals)
         )
+
+    def fuses(self, x: torch.Tensor) -> bool:
+        """Whether x [T, hidden] is bfloat16 of at most 64 tokens: in float16 the stream times a norm's weight may be
+        more than there is."""
+        return 0 < x.shape[0] <= MOST_ROWS and x.dtype == torch.bfloat16 and x.shape[1] % 8 == 0
+
+    def scaled_linear(
+        self, x: Stream, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, *, gated: bool = False
+    ) -> torch.Tensor:
+        """norm(x.total) @ weight.T + bias: [T, out]. gated: silu of the first half times the second, [T, out / 2]."""
+        squares, tile = Squares(x.squares, eps), tile_for(*weight.shape)
+        return linear(x.scaled, weight, bias, self.arrivals, tile, squares=squares, gated=gated, early=self.early)
+
+    def linear_into(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        stream: torch.Tensor,
+        norm: torch.Tensor,
+    ) -> Stream:
+        """stream [T, hidden] + x @ weight.T + bias, for a norm of weight `norm` [hidden]."""
+        residual, tile = Residual(stream, norm), tile_for(*weight.shape)
+        return Stream(*linear_into(x, weight, bias, self.arrivals, tile, residual, early=self.early))
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Over the last dimension, behind any leading ones."""

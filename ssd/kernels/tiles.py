@@ -14,7 +14,28 @@ class LinearTile:
     warps: int
 
 
-TILES: tuple[tuple[tuple[int, int], LinearTile], ...] = ()
+TILES: tuple[tuple[tuple[int, int], LinearTile], ...] = (
+    ((10240, 5120), LinearTile(64, 128, 1, 4, 4)),
+    ((5120, 8192), LinearTile(64, 128, 3, 4, 4)),
+    ((51200, 5120), LinearTile(64, 128, 1, 4, 4)),
+    ((5120, 25600), LinearTile(64, 128, 3, 4, 4)),
+    ((151936, 5120), LinearTile(128, 128, 1, 3, 4)),
+    ((6144, 4096), LinearTile(64, 128, 2, 4, 4)),
+    ((4096, 4096), LinearTile(64, 64, 4, 6, 4)),
+    ((28672, 4096), LinearTile(64, 128, 1, 4, 4)),
+    ((4096, 14336), LinearTile(64, 128, 4, 4, 4)),
+    ((128256, 4096), LinearTile(128, 128, 1, 3, 4)),
+    ((3072, 2048), LinearTile(64, 256, 2, 3, 4)),
+    ((2048, 2048), LinearTile(64, 128, 4, 4, 4)),
+    ((16384, 2048), LinearTile(64, 128, 1, 4, 4)),
+    ((2048, 8192), LinearTile(32, 256, 4, 3, 4)),
+    ((128256, 2048), LinearTile(128, 64, 1, 5, 4)),
+    ((4096, 1024), LinearTile(32, 128, 1, 6, 4)),
+    ((1024, 2048), LinearTile(32, 128, 4, 4, 4)),
+    ((6144, 1024), LinearTile(64, 128, 1, 4, 4)),
+    ((1024, 3072), LinearTile(64, 128, 6, 4, 4)),
+    ((151936, 1024), LinearTile(128, 64, 1, 5, 4)),
+)
 """((out, in), tile) of the shapes that were tuned, on one H200; the others get `guessed_tile`."""
 
 # Programs that fill 132 multiprocessors twice, and the steps below which a split does not pay for its sum.

@@ -1,8 +1,8 @@
 """Per-head norm of q and k and rotary embedding in one kernel, which can also write k and v to the paged cache."""
 
 # mypy: allow-untyped-defs
-import triton  # type: ignore[import-untyped]
-import triton.language as tl  # type: ignore[import-untyped]
+import triton
+import triton.language as tl
 
 from ssd.kernels.dependent import let_next_start, wait_for_previous
 from ssd.kernels.norms import widened
@@ -37,8 +37,8 @@ def turn_heads(
     The norm is rounded to the dtype before the rotation, as torch does it. Where `written`, turned k and v also go to
     the token's slot of the cache; a negative slot writes nowhere.
     """
-    let_next_start(early)
     wait_for_previous(early)
+    let_next_start(early)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * block + tl.arange(0, block)
     channel = tl.arange(0, half_wide)

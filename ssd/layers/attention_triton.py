@@ -9,7 +9,7 @@ for the device and cannot be captured.
 from dataclasses import dataclass
 
 import torch
-import triton  # type: ignore[import-untyped]
+import triton
 
 from ssd.kernels.attention import attend_tiles, merge_parts, write_keys
 from ssd.layers.attention import AttentionContext
@@ -185,8 +185,11 @@ class TritonAttention:
         fold, branches = heads // kv_heads, ctx.branches
         tile_tokens = job.shape.rows // fold
         tiles_a_trunk = -(-tokens // tile_tokens)
+        depth = 1 if branches is None else branches.suffix_slots.shape[1]
         in_parts = branches is not None or job.splits > 1
-        layers = job.splits + (branches is not None) if in_parts else 0
+        layers = job.splits if in_parts else 0
+        if branches is not None:
+            layers += -(-tile_tokens // max(1, job.shape.step // depth))
         parts = torch.empty((layers, tokens, heads, dim), dtype=torch.float32, device=q.device)
         stats = torch.empty((layers, tokens, heads, 2), dtype=torch.float32, device=q.device)
         tiles = rows
@@ -220,7 +223,7 @@ class TritonAttention:
             job.shortest,
             job.longest,
             job.splits,
-            1 if branches is None else branches.suffix_slots.shape[1],
+            depth,
             tiles_a_trunk,
             dim**-0.5 * _LOG2_E,
             kv_heads=kv_heads,

@@ -11,8 +11,11 @@ from ssd.layers.attention_torch import TorchAttention
 BACKENDS = ("auto", "torch", "triton", "flash_attn")
 
 
-def attention_backend(name: str, device: torch.device, *, deterministic: bool = False) -> AttentionBackend:
-    """The backend of this name; "auto" is triton on a GPU that has it, and torch elsewhere.
+def attention_backend(
+    name: str, device: torch.device, *, deterministic: bool = False, early: bool = False
+) -> AttentionBackend:
+    """The backend of this name; "auto" is triton on a GPU that has it, and torch elsewhere. early: Triton's kernels are
+    launched while the one before still runs (compute capability 9).
 
     ValueError for an unknown name, a backend that is not installed, and flash_attn in deterministic mode.
     """
@@ -26,7 +29,7 @@ def attention_backend(name: str, device: torch.device, *, deterministic: bool = 
         raise ValueError(f"attention backend {name!r} needs the package triton, which is not installed")
     # Only now: Triton and what is built on it are not installed everywhere.
     own: AttentionBackend = importlib.import_module("ssd.layers.attention_triton").TritonAttention(
-        deterministic=deterministic
+        deterministic=deterministic, early=early
     )
     if name == "triton":
         return own

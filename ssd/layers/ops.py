@@ -95,9 +95,9 @@ def rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
 OPS = ("auto", "torch", "triton")
 
 
-def make_ops(name: str, device: torch.device, dtype: torch.dtype) -> Ops:
+def make_ops(name: str, device: torch.device, dtype: torch.dtype, *, early: bool = False) -> Ops:
     """Ops by name; "auto" is triton on a GPU that has it, except in float64, and torch elsewhere. ValueError for an
-    unknown name."""
+    unknown name. early: Triton's kernels are launched while the one before still runs (compute capability 9)."""
     if name not in OPS:
         raise ValueError(f"ops {name!r} are not known; known: {', '.join(OPS)}")
     if name == "auto":
@@ -106,5 +106,5 @@ def make_ops(name: str, device: torch.device, dtype: torch.dtype) -> Ops:
     if name == "torch":
         return TorchOps()
     # Only now: Triton is not installed everywhere.
-    ops: Ops = importlib.import_module("ssd.kernels.ops").TritonOps(device)
+    ops: Ops = importlib.import_module("ssd.kernels.ops").TritonOps(device, early=early)
     return ops

@@ -14,6 +14,13 @@ from ssd.models.errors import ModelError
 from ssd.models.staging import Staging
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+RECIPE = "inflate.json"
+"""Stands in a directory instead of weights: they are made on the device when the model is loaded (bench.inflate)."""
+
+
+def has_recipe(directory: Path) -> bool:
+    """Whether a model directory holds a recipe instead of weights."""
+    return (directory / RECIPE).is_file()
 
 
 class Checkpoint:

@@ -14,10 +14,12 @@ from torch import nn
 from ssd.layers.attention import Attention, AttentionContext
 from ssd.layers.build import Build
 from ssd.layers.embedding import VocabEmbedding
+from ssd.layers.fused import FusedOps
 from ssd.layers.linear import ColumnLinear, QKVLinear, RowLinear
 from ssd.layers.norm import RMSNorm
 from ssd.layers.rotary import RotaryTable
 from ssd.models.config import ModelConfig
+from ssd.models.fused import fused_layers
 
 
 @runtime_checkable
@@ -73,9 +75,13 @@ class SelfAttention(nn.Module):
     def project(self, x: torch.Tensor, cos_sin: torch.Tensor, ctx: AttentionContext | None = None) -> torch.Tensor:
         """x [T, hidden] → turned q, turned k and v of this rank, by heads: [T, Hq + 2 Hkv, d]. With `ctx`, k and v are
         written to the cache as well."""
+        return self.turned(self.qkv_proj(x), cos_sin, ctx)
+
+    def turned(self, qkv: torch.Tensor, cos_sin: torch.Tensor, ctx: AttentionContext | None = None) -> torch.Tensor:
+        """`project` behind its product: qkv [T, (Hq + 2 Hkv) d]."""
         q_norm = None if self.q_norm is None else self.q_norm.weight
         k_norm = None if self.k_norm is None else self.k_norm.weight
-        qkv, layer = self.qkv_proj(x), self.attend.layer
+        layer = self.attend.layer
         turned = (cos_sin, self.heads, self.kv_heads, q_norm, k_norm, self.eps)
         if ctx is None or self.writer is None:
             return self.ops.turn(qkv, *turned)
@@ -165,6 +171,9 @@ class CausalLM(nn.Module):
     def __init__(self, config: ModelConfig, build: Build) -> None:
         super().__init__()
         self.rows = build.rows
+        # Sums over ranks come between a product and what follows it, and tiles of rows have kernels of their own.
+        alone = build.rows.tile is None and build.shard.size == 1
+        self.fused = build.ops if alone and isinstance(build.ops, FusedOps) else None
         self.rotary = RotaryTable(config.rope, config.head_dim, config.max_position, build)
         layers = [DecoderLayer(config, self.attention(config, i, build), build) for i in range(config.layers)]
         self.model = Decoder(config, layers, build)
@@ -184,6 +193,8 @@ class CausalLM(nn.Module):
         """input_ids [T] int64 → hidden states behind the final norm [T, hidden]."""
         x = self.model.embed_tokens(input_ids)
         cos_sin = self.rotary(ctx.positions)
+        if self.fused is not None and isinstance(ctx.backend, ReadingBackend) and self.fused.fuses(x):
+            return fused_layers(self.model, self.fused, x, cos_sin, ctx)
         residual = None
         for layer in self.model.layers:
             x, residual = layer(x, residual, cos_sin, ctx)

@@ -1,6 +1,7 @@
 """A directory of weights → a model ready to run. Which part of a tensor goes where is the layers' own knowledge."""
 
 import contextlib
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from ssd.layers.ops import make_ops
 from ssd.layers.rows import AllRows, Rows, RowTiles
 from ssd.layers.shard import Shard
 from ssd.layers.weights import Layer, WeightShapeError
-from ssd.models.checkpoint import Checkpoint, listed
+from ssd.models.checkpoint import Checkpoint, has_recipe, listed
 from ssd.models.config import ModelConfig
 from ssd.models.decoder import CausalLM
 from ssd.models.errors import ModelError
@@ -84,7 +85,11 @@ def load_model(
         model = build_model(config, build)
     except ValueError as error:
         raise ModelError(f"{directory}: {error}") from None
-    load_weights(model, config, directory, None if embedding_from is None else Path(embedding_from), progress)
+    if has_recipe(directory):
+        # By name and only now: benchmarks are no part of what serves.
+        importlib.import_module("bench.inflate.loading").fill(model, directory, progress)
+    else:
+        load_weights(model, config, directory, None if embedding_from is None else Path(embedding_from), progress)
     if compiled:
         model.compile_layers()
     return LoadedModel(model.eval(), config, build.dtype, place, shard)

@@ -4,8 +4,10 @@ Ranks meet at a store: rank 0's own on the loopback where it starts the others, 
 variables name. Tensors on GPUs go through NCCL, those on the CPU (calls, and everything in tests) through gloo.
 """
 
+import contextlib
 import os
 import socket
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -86,15 +88,28 @@ def form(
         os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
         # Multicast needs a fabric manager that not every machine runs; without one NCCL would fail at its start.
         os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
-    if place.address == LOOPBACK:
-        # A machine's own name need not resolve to an address that it can reach.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-        store=dist.PrefixStore("group", store),
-        rank=place.rank,
-        world_size=place.size,
-        timeout=timedelta(seconds=timeout_s),
-    )
+    with _on_loopback() if place.address == LOOPBACK else contextlib.nullcontext():
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+            store=dist.PrefixStore("group", store),
+            rank=place.rank,
+            world_size=place.size,
+            timeout=timedelta(seconds=timeout_s),
+        )
     collective = collective_for(device, dtype, all_reduce, deterministic=deterministic)
     return Group(Shard(place.rank, place.size, collective), store)
+
+
+@contextlib.contextmanager
+def _on_loopback() -> Iterator[None]:
+    """A group that gloo forms meanwhile stays on this machine, whose own name need not resolve to an address that it
+    can reach. Other groups of the process may span machines."""
+    name = "GLOO_SOCKET_IFNAME"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "lo"
+    try:
+        yield
+    finally:
+        del os.environ[name]

@@ -14,6 +14,7 @@ import structlog
 
 from protos.ssd.v1 import types_pb2
 from ssd.rpc.status import ApiError, exhausted, unavailable
+from ssd.telemetry.trace import NO_TRACER, Tracer
 
 Request_contra = TypeVar("Request_contra", contravariant=True)
 Response_co = TypeVar("Response_co", covariant=True)
@@ -84,10 +85,13 @@ class Outbox(Generic[Out]):
 class EngineLoop(Generic[In, Out]):
     """Runs an Engine on its own thread and moves messages between it and the event loop."""
 
-    def __init__(self, engine: Engine[In, Out], on_death: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, engine: Engine[In, Out], on_death: Callable[[BaseException], None], tracer: Tracer = NO_TRACER
+    ) -> None:
         """`on_death` is called on the event loop when the engine raised: the process must then end, non-zero."""
         self._engine = engine
         self._on_death = on_death
+        self._tracer = tracer
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._outboxes: dict[int, Outbox[Out]] = {}
         self._next_stream = 1
@@ -150,8 +154,10 @@ class EngineLoop(Generic[In, Out]):
                 self._busy_since = time.monotonic()
                 self._engine.begin(self._busy_since)
                 going_on = self._drain()
-                responses = self._engine.finish(time.monotonic())
+                finishing = time.monotonic()
+                responses = self._engine.finish(finishing)
                 self._load = self._engine.load()
+                self._tracer.span("engine", "finish", finishing, self._tracer.now(), messages=len(responses))
                 self._busy_since = None
                 if responses:
                     self._call(self._publish, responses)
@@ -172,6 +178,8 @@ class EngineLoop(Generic[In, Out]):
             action = self._inbox.get(timeout=timeout)
         except queue.Empty:
             return True
+        finally:
+            self._tracer.span("engine", "wait", now, self._tracer.now())
         if action is None:
             return False
         action()

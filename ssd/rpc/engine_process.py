@@ -14,6 +14,7 @@ import structlog
 
 from ssd.rpc.engine_loop import Engine, EngineLoop
 from ssd.rpc.server import Server, StartupError
+from ssd.telemetry.trace import NO_TRACER, Tracer
 
 _REPORT_EVERY_S = 1.0
 _ABANDON_LOADING_AFTER_S = 2.0
@@ -54,11 +55,12 @@ async def run_engine(
     build: Callable[[LoadProgress], SomeEngine],
     ready: Callable[[SomeEngine, EngineLoop[Any, Any]], None],
     drain_s: float,
+    tracer: Tracer = NO_TRACER,
 ) -> int:
     """Run a started `server` around the engine that `build` loads and warms up on a thread; returns the exit status.
 
     `ready` gets the engine and its running loop; after it the services are SERVING. A ValueError or OSError of `build`
-    becomes a StartupError. When the engine dies the services turn NOT_SERVING and the status is 1.
+    becomes a StartupError. When the engine dies the services turn NOT_SERVING and the status is 1. tracer: closed here.
     """
     loop: EngineLoop[Any, Any] | None = None
     progress = LoadProgress()
@@ -82,7 +84,7 @@ async def run_engine(
             await asyncio.to_thread(thread.join, _ABANDON_LOADING_AFTER_S)
             return await serving
         engine = _built(loading)
-        loop = EngineLoop(engine, on_death)
+        loop = EngineLoop(engine, on_death, tracer)
         loop.start()
         ready(engine, loop)
         await server.set_serving(True)
@@ -94,6 +96,7 @@ async def run_engine(
             await server.grpc.stop(0)
             if loop is not None:
                 await loop.drain(0.0)
+        await asyncio.to_thread(tracer.close)
 
 
 def _built(loading: asyncio.Future[SomeEngine]) -> SomeEngine:

@@ -29,14 +29,20 @@ ANYTHING = Demand()
 
 
 def make_runner(
-    loaded: LoadedModel, engine: EngineConfig, demand: Demand = ANYTHING, *, prepare: bool = False
+    loaded: LoadedModel,
+    engine: EngineConfig,
+    demand: Demand = ANYTHING,
+    *,
+    prepare: bool = False,
+    backend: AttentionBackend | None = None,
 ) -> tuple[ModelRunner, BlockPool]:
     """A runner with a KV cache of `engine.kv_tokens`, and the pool that hands out its blocks.
 
     On a GPU each size of steps is prepared when it is first met, or with `prepare` now: all that `demand` leads to.
+    backend: the attention, where it is not to be the one that `engine` names.
     ModelError where memory does not suffice, FieldError for settings that the device cannot follow.
     """
-    backend = attention_backend(engine.attention, loaded.device, deterministic=loaded.deterministic)
+    backend = backend or attention_backend(engine.attention, loaded.device, deterministic=loaded.deterministic)
     executor = executor_of(loaded, engine, backend)
     blocks = engine.kv_tokens // engine.block_size
     if not blocks:

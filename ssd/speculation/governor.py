@@ -48,7 +48,7 @@ class GovernorSettings:
     """
 
     review_every: int = 16
-    slack: float = 0.01
+    slack: float = 0.005
     patience: float = 1.0
     load_change: float = 1.25
     probe_rounds: tuple[int, int] = (4, 16)

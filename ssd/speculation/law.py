@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Laws", "SparseLaw", "check_laws", "point_mass"]
+__all__ = ["Law", "LawRef", "Laws", "SparseLaw", "check_laws", "drawable", "known_laws", "point_mass", "within"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,21 @@ class SparseLaw:
         return tuple(weight / total for weight in self.weights)
 
 
-Laws = tuple[SparseLaw, ...]
+@dataclass(frozen=True, slots=True)
+class LawRef:
+    """A law that travels by itself: row `row` of bundle `bundle` of tensor plane `plane`, which is 1 or more.
+
+    It stands for the law wherever tokens are cut, rebased and merged. Only the target at the other end of the plane can
+    look at it.
+    """
+
+    plane: int
+    bundle: int
+    row: int
+
+
+Law = SparseLaw | LawRef
+Laws = tuple[Law, ...]
 """One law for each of some draft tokens; () = all of them are point masses (argmax, prompt lookup)."""
 
 
@@ -48,5 +63,37 @@ def check_laws(ids: Sequence[int], laws: Laws) -> None:
     if laws and len(laws) != len(ids):
         raise ValueError(f"{len(ids)} draft tokens need as many laws or none, got {len(laws)}")
     for token, law in zip(ids, laws, strict=False):
-        if token not in law.ids:
+        if isinstance(law, SparseLaw) and token not in law.ids:
             raise ValueError(f"draft token {token} cannot have been drawn from its law")
+
+
+def known_laws(laws: Laws) -> tuple[SparseLaw, ...]:
+    """The same laws where all of them are here; ValueError where one is elsewhere."""
+    here = tuple(law for law in laws if isinstance(law, SparseLaw))
+    if len(here) != len(laws):
+        raise ValueError("a token cannot be weighed by a law that is elsewhere")
+    return here
+
+
+def within(law: SparseLaw, vocab_size: int) -> SparseLaw | None:
+    """The law given that the token is below vocab_size; None when it cannot be."""
+    count = bisect_left(law.ids, vocab_size)
+    if count == len(law.ids):
+        return law
+    return SparseLaw(law.ids[:count], law.weights[:count]) if count else None
+
+
+def drawable(ids: Sequence[int], laws: Iterable[Law | None], vocab_size: int) -> tuple[tuple[int, ...], Laws]:
+    """As many of ids, with their laws, as can be used: up to the first whose law is missing (None) or does not contain
+    it. Under a law that it was not drawn from a token would bend the output's distribution, so it is of no use, nor is
+    what stands behind it. A law that is elsewhere is taken on trust until it is looked at."""
+    good: list[Law] = []
+    for token, law in zip(ids, laws, strict=False):
+        if isinstance(law, SparseLaw):
+            law = within(law, vocab_size)
+            if law is None or token not in law.ids:
+                break
+        elif law is None:
+            break
+        good.append(law)
+    return tuple(ids[: len(good)]), tuple(good)

@@ -20,10 +20,8 @@ from ssd.speculation.step_time import StepTime
 # Tables of at least this depth are also sent at half of it; a target that has half a table does not wait for the rest.
 _HALVED_FROM = 4
 # A table that takes the first share of the target's step is in time; at the second one it is late. In between it is
-# both, as no step takes exactly its time. Tables of several rows come one after the other, so that a batch which is a
-# little late still has most of them.
-_ALONE_IN_TIME, _ALONE_LATE = 0.97, 1.03
-_IN_TIME, _LATE = 0.98, 1.08
+# both, as no step takes exactly its time.
+_IN_TIME, _LATE = 0.97, 1.035
 
 
 class Mode(Enum):
@@ -267,8 +265,7 @@ class Outlook:
         if setting.depth < _HALVED_FROM:
             return 0.0
         ratio = (self._table(setting, setting.depth, length) - head_start) / self._verify(setting, length)
-        in_time, late = (_ALONE_IN_TIME, _ALONE_LATE) if self._load.rows == 1 else (_IN_TIME, _LATE)
-        return min(1.0, max(0.0, (ratio - in_time) / (late - in_time)))
+        return min(1.0, max(0.0, (ratio - _IN_TIME) / (_LATE - _IN_TIME)))
 
     def _round(self, setting: Setting, depth: float, length: float) -> tuple[float, float, float]:
         """Seconds of verification, of a table of `depth` with its way, and of the round, with proposals of this mean

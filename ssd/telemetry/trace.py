@@ -19,6 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from ssd.errors import FieldError
+
 FLUSH_EVERY_S = 1.0
 MOST_WAITING = 100_000
 """Events that wait to be written; more are dropped and counted."""
@@ -60,6 +62,8 @@ class NoTracer:
     def close(self) -> None:
         pass
 
+
+NO_TRACER = NoTracer()
 
 Event = tuple[str, str, float, float | None, Mapping[str, Value]]
 """(lane, name, begun, ended, values); ended None = an instant."""
@@ -131,8 +135,13 @@ class FileTracer:
 
 
 def open_tracer(file: str, service: str) -> Tracer:
-    """A tracer of this process; none where `file` is empty. Raises OSError where it cannot be written."""
-    return FileTracer(Path(file), service) if file else NoTracer()
+    """A tracer of this process; NO_TRACER where `file` is empty. Raises FieldError where it cannot be written."""
+    if not file:
+        return NO_TRACER
+    try:
+        return FileTracer(Path(file), service)
+    except OSError as error:
+        raise FieldError("trace", f"{file}: {error.strerror}") from None
 
 
 def parts_of(file: Path) -> list[Path]:

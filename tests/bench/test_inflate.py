@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bench.inflate.check import check
-from bench.inflate.loading import build, fill, is_inflated, load_inflated
 from bench.inflate.placement import place
 from bench.inflate.recipe import Recipe, read_recipe, write_recipe
 from bench.inflate.shapes import SHAPES, parse_shape
@@ -55,30 +54,15 @@ def test_a_recipe_alone_gives_the_same_model_as_its_written_weights(tmp_path):
     recipe = Recipe(str(base), parse_shape(WIDE))
     write_inflated(tmp_path / "written", recipe, torch.float32)
     write_recipe(tmp_path / "recipe", recipe, "float32")
-    assert is_inflated(tmp_path / "recipe") and not is_inflated(tmp_path / "written")
     assert not list((tmp_path / "recipe").glob("*.safetensors"))
     assert read_recipe(tmp_path / "recipe") == recipe
     calls = []
-    made = load_inflated(tmp_path / "recipe", dtype="float32", progress=lambda *call: calls.append(call))
+    made = load_model(tmp_path / "recipe", dtype="float32", progress=lambda *call: calls.append(call))
     written = load_model(tmp_path / "written", dtype="float32")
-    in_memory = build(base, recipe.shape, dtype="float32")
     for name, parameter in written.model.named_parameters():
         assert torch.equal(made.model.get_parameter(name), parameter), name
-        assert torch.equal(in_memory.model.get_parameter(name), parameter), name
     assert made.config == written.config
     assert calls[-1][0] == calls[-1][1] == sum(p.nbytes for p in made.model.parameters())
-
-
-def test_a_model_built_by_the_loader_can_be_filled(tmp_path):
-    base = make_toy(tmp_path / "small")
-    write_recipe(tmp_path / "recipe", Recipe(str(base), parse_shape(DEEP)), "float32")
-    made = load_inflated(tmp_path / "recipe", dtype="float32")
-    with torch.no_grad():
-        for parameter in made.model.parameters():
-            parameter.fill_(7.0)
-    fill(made.model, tmp_path / "recipe")
-    ids = random_ids(9, seed=2)
-    assert (Engine(made).logits(ids) - Engine.load(base, dtype="float32").logits(ids)).abs().max() < 1e-4
 
 
 def test_a_draft_without_an_embedding_takes_its_lenders_and_its_lenders_tokenizer(tmp_path):

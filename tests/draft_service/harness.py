@@ -16,17 +16,20 @@ from ssd.runtime.kv_cache import KVCache
 from ssd.runtime.runner import ModelRunner, RunRow
 from ssd.speculation.outcomes import OutcomeTable
 from ssd.speculation.sampling import TokenHistory, row_after, top_candidates
+from ssd.tensor_plane.planes import LawSender
 
 BLOCK = 4
 STREAM = 1
 
 
-def make_engine(loaded: LoadedModel, *, blocks: int = 256, **engine: int) -> DraftEngine:
+def make_engine(
+    loaded: LoadedModel, *, blocks: int = 256, planes: LawSender | None = None, **engine: int
+) -> DraftEngine:
     """A draft over this model; keyword arguments are engine settings, `max_branches` and `max_k`."""
     own = {name: engine.pop(name) for name in ("max_branches", "max_k") if name in engine}
     config = DraftConfig(engine=EngineConfig(block_size=BLOCK, kv_tokens=blocks * BLOCK, **engine), **own)
     pool = BlockPool(blocks, BLOCK)
-    return DraftEngine(make_runner(loaded, blocks), pool, loaded.config, config, types_pb2.ModelInfo())
+    return DraftEngine(make_runner(loaded, blocks), pool, loaded.config, config, types_pb2.ModelInfo(), planes=planes)
 
 
 def make_runner(loaded: LoadedModel, blocks: int) -> ModelRunner:

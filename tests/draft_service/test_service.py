@@ -14,7 +14,7 @@ from draft_service.main import Sources, load_engine, serve
 from draft_service.servicer import SERVICE, DraftServicer, Request
 from protos.ssd.v1 import draft_pb2, draft_pb2_grpc, types_pb2
 from ssd.config import DraftConfig, EngineConfig
-from ssd.models.checkpoint import Checkpoint
+from ssd.models.checkpoint import RECIPE, Checkpoint
 from ssd.models.loader import EMBEDDING, HEAD
 from ssd.rpc.engine_process import LoadProgress, run_engine
 from ssd.rpc.server import Server, StartupError
@@ -132,6 +132,14 @@ def test_a_draft_without_embedding_and_tokenizer_takes_its_targets(model: Path, 
 def test_a_complete_draft_needs_no_target(model: Path) -> None:
     sources = Sources.find(config_of(model, target_model="/nowhere"), LoadProgress())
     assert sources == Sources(model, None, model)
+
+
+def test_a_draft_that_is_made_from_a_recipe_needs_no_target_either(model: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe"
+    shutil.copytree(model, recipe, ignore=shutil.ignore_patterns("*.safetensors"))
+    (recipe / RECIPE).write_text("{}")
+    sources = Sources.find(config_of(recipe, target_model="/nowhere"), LoadProgress())
+    assert sources == Sources(recipe, None, recipe)
 
 
 @pytest.mark.parametrize("missing", ["model", "target_model"])

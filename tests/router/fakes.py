@@ -76,6 +76,7 @@ class Fake:
     max_k: int = 8
     deaf: bool = False  # reads, but answers nothing: not even a ping
     busy_ms: int = 0
+    ability: types_pb2.PlaneAbility | None = None
     heard: list[Any] = field(default_factory=list)
     server: Any = None
     _outboxes: list[asyncio.Queue] = field(default_factory=list)
@@ -151,6 +152,7 @@ class Fake:
             epoch=self.epoch,
             max_k=self.max_k,
             max_tokens=self.kv_tokens,
+            plane=self.ability,
             model=types_pb2.ModelInfo(
                 source=self.source,
                 architecture="Fake",

@@ -12,6 +12,7 @@ from router.coordinator import Coordinator, Emitted
 from router.plan import Plan, uniform
 
 MODES = [types_pb2.MODE_AR, types_pb2.MODE_SD, types_pb2.MODE_SSD, types_pb2.MODE_SSD, types_pb2.MODE_AUTO]
+VERIFICATIONS = [types_pb2.VERIFICATION_COUPLED, types_pb2.VERIFICATION_REJECTION]
 FALLBACKS = [
     types_pb2.FALLBACK_AUTO,
     types_pb2.FALLBACK_JIT,
@@ -103,7 +104,7 @@ class Draft:
         for advance in message.advances:
             if advance.sequence in self.ids and self.ids[advance.sequence] is not None:
                 assert advance.base_len == len(self.ids[advance.sequence])
-                assert advance.ids or advance.need_proposal or advance.in_flight
+                assert advance.ids or advance.need_proposal or advance.in_flight or advance.target
                 assert not (advance.need_proposal and advance.next_depth)
                 assert not advance.in_flight or len(advance.in_flight) <= advance.next_depth
                 assert not advance.parts or advance.part < advance.parts <= 4
@@ -178,6 +179,7 @@ class World:
             fallback=self.rng.choice(FALLBACKS),
             drafts=self.rng.randint(1, 4),
             max_budget=4,
+            verification=self.rng.choice(VERIFICATIONS),
         )
         self.emitted[sequence] = []
         self.coordinator.open(sequence, self.plans[sequence])

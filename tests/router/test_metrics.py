@@ -15,6 +15,7 @@ from ssd.config import RouterConfig
 from ssd.rpc.server import StartupError
 from ssd.telemetry.endpoint import metrics_endpoint
 from ssd.telemetry.metrics import Metrics, RequestTimes
+from ssd.tensor_plane.choice import Ability, Kind
 from ssd.tokenizer import load_tokenizer
 from tests.router.coordination import outcome
 from tests.router.fakes import HOST, FakeDraft, FakeTarget, free_port
@@ -124,10 +125,13 @@ def test_times_of_a_request_are_noted_once_each():
     assert found("ssd_request_seconds_sum", {"mode": "sd"}) == 6.0
 
 
+GLOO = Ability("host", (), frozenset({Kind.GLOO}))
+
+
 @pytest.fixture
 def families(model):
     """Every metric family of a router: name → labels."""
-    hub = Hub(RouterConfig(), load_tokenizer(model), 1)
+    hub = Hub(RouterConfig(tensor_plane="gloo"), load_tokenizer(model), 1)
     hub.metrics.add(HubCollector(hub))
     tally = hub.coordinator.tally
     tally.count(types_pb2.MODE_SSD, outcome(3, [1, 2], proposed=2, accepted=1, hit_rank=20), True)
@@ -141,6 +145,12 @@ def families(model):
     hub.metrics.requests.labels("OK")
     hub.metrics.finished.labels("STOP")
     hub.targets[0].state = 2  # READY
+    hub.targets[0].load.law_drops["late"] = 1
+    planes = hub.coordinator.planes
+    planes.target_ready("target", 1, GLOO)
+    planes.draft_ready("draft", GLOO)
+    for pair in planes.pairs:
+        pair.latency_us, pair.bandwidth = 50.0, 1e9
     return list(hub.metrics.registry.collect())
 
 

@@ -85,3 +85,14 @@ def test_a_value_where_a_table_belongs_is_refused(tmp_path):
 def test_configs_are_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         TargetConfig().max_k = 3  # type: ignore[misc]
+
+
+def test_the_tensor_plane_is_one_that_exists_and_meets_beside_the_target():
+    with pytest.raises(FieldError, match="tensor_plane"):
+        RouterConfig(tensor_plane="carrier pigeon")
+    with pytest.raises(FieldError, match="plane_limit_s"):
+        RouterConfig(plane_limit_s=0.0)
+    with pytest.raises(FieldError, match="plane_listen"):
+        TargetConfig(plane_listen="nowhere")
+    assert TargetConfig(listen="10.0.0.3:50052").plane_address == "10.0.0.3:0"
+    assert TargetConfig(plane_listen="0.0.0.0:6000").plane_address == "0.0.0.0:6000"

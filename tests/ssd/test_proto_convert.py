@@ -10,7 +10,7 @@ from protos.ssd.v1 import types_pb2
 from ssd import proto_convert
 from ssd.errors import FieldError
 from ssd.speculation.finish import FinishReason
-from ssd.speculation.law import SparseLaw
+from ssd.speculation.law import LawRef, SparseLaw
 from ssd.speculation.outcomes import Branch, OutcomeTable
 from ssd.speculation.params import Draw, SamplingParams
 from ssd.speculation.proposal import Proposal, Source
@@ -140,3 +140,34 @@ def test_a_law_loses_the_ids_that_the_model_does_not_know():
     message = types_pb2.Proposal(ids=[1], laws=[wire_law(1, 4, VOCAB, VOCAB + 7)])
     (law,) = proto_convert.proposal(message, vocab_size=VOCAB).laws
     assert law == SparseLaw((1, 4), (1.0, 2.0))
+
+
+def test_references_travel_in_spans_and_mix_with_inline_laws():
+    here = SparseLaw((3, 5), (0.5, 0.25))
+    far = [LawRef(2, 7, row) for row in (4, 5, 6)]
+    mixed = Proposal(9, (3, 1, 1, 3, 1), (here, far[0], far[1], here, far[2]))
+    message = proto_convert.proposal_message(1, mixed)
+    spans = [(span.plane, span.bundle, span.row, span.count) for span in message.law_spans]
+    assert spans == [(0, 0, 0, 1), (2, 7, 4, 2), (0, 0, 0, 1), (2, 7, 6, 1)]
+    assert proto_convert.proposal(message, vocab_size=10) == mixed
+    table = OutcomeTable(9, (), 3, (Branch(0, 2, (1, 1, 1), tuple(far), 1), Branch(0, 4, (3,), (here,), 2)))
+    assert proto_convert.outcome_table(proto_convert.outcome_table_message(1, table), vocab_size=10) == table
+
+
+@pytest.mark.parametrize(
+    ("spans", "laws"),
+    [
+        ([(2, 7, 0, 2**32 - 1)], [LawRef(2, 7, row) for row in range(3)]),
+        ([(2, 7, 2**32 - 1, 2)], [LawRef(2, 7, 2**32 - 1)]),
+        ([(2, 7, 0, 1), (0, 0, 0, 5), (2, 8, 0, 1)], [LawRef(2, 7, 0)]),
+        ([(2, 7, 2**32 - 1, 2), (2, 8, 0, 1)], [LawRef(2, 7, 2**32 - 1)]),
+        ([(0, 0, 0, 1)], []),
+        ([(2, 7, 0, 0)], []),
+    ],
+)
+def test_spans_that_promise_more_or_less_than_there_is_cut_the_proposal(spans, laws):
+    message = types_pb2.Proposal(base_len=4, ids=[1, 2, 3])
+    for plane, bundle, row, count in spans:
+        message.law_spans.add(plane=plane, bundle=bundle, row=row, count=count)
+    made = proto_convert.proposal(message, vocab_size=10)
+    assert list(made.laws) == laws and made.ids == (1, 2, 3)[: len(laws)]

@@ -59,12 +59,16 @@ def running_system(
     *,
     drafts: int = 1,
     pace: Mapping[str, float] | None = None,
+    device: str = "cpu",
     stack: Stack | None = None,
     **router: object,
 ) -> Iterator[System]:
-    """Services that serve. `pace`: seconds that a service's forward pass takes at least, by its name. `stack`: their
-    configurations, where these are not the usual ones. `router`: fields of RouterConfig to set."""
+    """Services that serve. `pace`: seconds that a service's forward pass takes at least, by its name. `device`: of
+    target and drafts. `stack`: their configurations, where these are not the usual ones. `router`: fields of
+    RouterConfig to set."""
     stack = stack or stacks.build(replace(stack_options(toys), drafts=drafts))
+    if device != "cpu":
+        stack = on_device(stack, device)
     stack = replace(stack, router=replace(stack.router, **router))  # type: ignore[arg-type]
     file = folder / "config.toml"
     stacks.write(stack, file)
@@ -76,6 +80,14 @@ def running_system(
             supervisor.start(spec)
         supervisor.wait_ready(READY_WITHIN_S)
         yield System(supervisor, stack, specs)
+
+
+def on_device(stack: Stack, device: str) -> Stack:
+    """Target and drafts there, each with a small part of its memory."""
+    assert stack.draft is not None
+    target = replace(stack.target, engine=replace(stack.target.engine, device=device))
+    draft = replace(stack.draft, engine=replace(stack.draft.engine, device=device))
+    return replace(stack, target=target, draft=draft)
 
 
 def at_pace(spec: ServiceSpec, seconds: float) -> ServiceSpec:

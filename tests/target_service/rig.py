@@ -16,6 +16,7 @@ from ssd.speculation.finish import FinishReason, cut
 from ssd.speculation.law import SparseLaw
 from ssd.speculation.proposal import Proposal
 from ssd.speculation.sampling import Draw, TokenHistory, draw, row_after
+from ssd.tensor_plane.planes import LawReceiver
 from target_service.engine import TargetEngine
 
 AR, SD, SSD, AUTO = types_pb2.MODE_AR, types_pb2.MODE_SD, types_pb2.MODE_SSD, types_pb2.MODE_AUTO
@@ -132,6 +133,7 @@ class Rig:
         max_k: int = 8,
         wait_s: float = 1.0,
         max_context: int = 0,
+        planes: LawReceiver | None = None,
     ) -> None:
         engine = EngineConfig(
             block_size=block_size,
@@ -144,7 +146,8 @@ class Rig:
         self.budget = budget
         self.pool = BlockPool(blocks, block_size)
         self.runner = MemoryRunner(blocks, block_size)
-        self.engine = TargetEngine(self.runner, self.pool, model_config(), config, types_pb2.ModelInfo(name="bench"))
+        info = types_pb2.ModelInfo(name="bench")
+        self.engine = TargetEngine(self.runner, self.pool, model_config(), config, info, planes=planes)
         self.now = 100.0
         self.outcomes: dict[int, list[target_pb2.StepOutcome]] = {}
         self.refused: dict[int, types_pb2.Refused] = {}

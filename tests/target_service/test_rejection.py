@@ -51,8 +51,8 @@ def wrong(laws: list[SparseLaw]) -> list[SparseLaw]:
     return [SparseLaw(one.ids, one.weights[::-1]) for one in laws]
 
 
-def opened(prompt=PROMPT, **options) -> Rig:
-    rig = Rig(blocks=4 * COUNT, budget=10 * COUNT, max_sequences=COUNT + 10)
+def opened(prompt=PROMPT, *, planes=None, **options) -> Rig:
+    rig = Rig(blocks=4 * COUNT, budget=10 * COUNT, max_sequences=COUNT + 10, planes=planes)
     options = {"rejection": True, "max_tokens": 4, "drafting": False} | options
     rig.open(*(opening(i, prompt, sampling={**SAMPLING, "seed": i}, **options) for i in range(COUNT)))
     return rig

@@ -12,6 +12,7 @@ from ssd.config import DraftConfig, TargetConfig
 from ssd.models.loader import LoadedModel, load_model
 from ssd.runtime.assembly import make_runner
 from ssd.runtime.blocks import BlockPool
+from ssd.tensor_plane.planes import LawReceiver, LawSender
 from target_service.engine import TargetEngine
 from tests import toy
 
@@ -51,11 +52,15 @@ def info(vocab_size: int = toy.VOCAB) -> types_pb2.ModelInfo:
     return types_pb2.ModelInfo(name="toy", vocab_size=vocab_size, context_length=1024)
 
 
-def target_engine(loaded: LoadedModel, config: TargetConfig) -> tuple[TargetEngine, BlockPool]:
+def target_engine(
+    loaded: LoadedModel, config: TargetConfig, planes: LawReceiver | None = None
+) -> tuple[TargetEngine, BlockPool]:
     runner, pool = make_runner(loaded, config.engine)
-    return TargetEngine(runner, pool, loaded.config, config, info()), pool
+    return TargetEngine(runner, pool, loaded.config, config, info(), planes=planes), pool
 
 
-def draft_engine(loaded: LoadedModel, config: DraftConfig) -> tuple[DraftEngine, BlockPool]:
+def draft_engine(
+    loaded: LoadedModel, config: DraftConfig, planes: LawSender | None = None
+) -> tuple[DraftEngine, BlockPool]:
     runner, pool = make_runner(loaded, config.engine)
-    return DraftEngine(runner, pool, loaded.config, config, info()), pool
+    return DraftEngine(runner, pool, loaded.config, config, info(), planes=planes), pool

@@ -47,13 +47,15 @@ def engines(pair: Pair, kv_tokens: int) -> tuple[TargetEngine, DraftEngine]:
     return target, DraftEngine(runner, pool, pair.draft.config, DraftConfig(engine=engine), info)
 
 
-def generated(pair: Pair, mode: str, temperature: float, prompts, kv_tokens: int = 4096, **sampling):
+def generated(
+    pair: Pair, mode: str, temperature: float, prompts, *, kv_tokens: int = 4096, ignore_eos: bool = False, **sampling
+):
     target, draft = engines(pair, kv_tokens)
     plans = {
         number: Plan(
             prompt=ids,
             sampling=types_pb2.SamplingParameters(temperature=temperature, seed=11 + number, **sampling),
-            limits=types_pb2.TokenLimits(max_tokens=COUNT),
+            limits=types_pb2.TokenLimits(max_tokens=COUNT, ignore_eos=ignore_eos),
             logprobs=-1,
             mode=MODES[mode],
             k=K,
@@ -101,9 +103,12 @@ def test_filters_and_penalties_go_with_them(toys):
 
 def test_little_kv_room_preempts_and_changes_nothing(toys):
     pair = toy_pair(toys, "float32")
-    plain, _, _ = generated(pair, "ar", 0.8, PROMPTS)
-    ids, _, target = generated(pair, "ssd", 0.8, PROMPTS, kv_tokens=160)
+    plain, _, roomy = generated(pair, "ar", 0.8, PROMPTS, ignore_eos=True)
+    assert roomy.load().preemptions == 0
+    # 10 blocks of 16, and all at full length take 18; answers that end early would leave room for the others.
+    ids, outcomes, target = generated(pair, "ssd", 0.8, PROMPTS, kv_tokens=160, ignore_eos=True)
     assert ids == plain
+    assert any(one.hit for one in outcomes)
     assert target.load().preemptions > 0
 
 

@@ -13,6 +13,7 @@ from router.plan import Plan
 from router.session import Session
 from router.stops import StopTexts
 from ssd.runtime.blocks import BlockPool
+from ssd.tensor_plane.choice import ability_of
 from ssd.tokenizer import Tokenizer
 from target_service.engine import TargetEngine
 from tests.world.network import CALM, Chaos, Network
@@ -62,17 +63,18 @@ class World:
     chaos: Chaos = CALM
     draft_step_s: float = 0.004
     now: float = 0.0
+    tensor_plane: str = "auto"
 
     def __post_init__(self) -> None:
-        self.coordinator = Coordinator()
+        self.coordinator = Coordinator(tensor_plane=self.tensor_plane)
         self.network = Network(self.rng)
         self.results: dict[int, Result] = {}
         self._detokenizers = Detokenizers(self.tokenizer)
         self._target_busy = self._draft_busy = False
         self._target_free_at = self._draft_free_at = 0.0
-        self.coordinator.target_ready("target", 16)
+        self.coordinator.target_ready("target", 16, ability_of(self.target.planes.ability))
         if self.draft is not None:
-            self.coordinator.draft_ready("draft", 16)
+            self.regain_draft()
 
     def submit(self, sequence: int, plan: Plan, stops: Sequence[str] = ()) -> None:
         """Open a sequence. `stops` are stop texts."""
@@ -115,7 +117,8 @@ class World:
         self.coordinator.draft_lost("draft")
 
     def regain_draft(self) -> None:
-        self.coordinator.draft_ready("draft", 16)
+        assert self.draft is not None
+        self.coordinator.draft_ready("draft", 16, ability_of(self.draft.planes.ability))
 
     def settle(self) -> None:
         """Let everything that is on its way arrive, then end all streams: nothing may be held afterwards."""
@@ -195,6 +198,7 @@ class World:
 
     def _pass_time(self) -> None:
         """Jump to the next thing that happens."""
+        self.coordinator.planes.tick(self.now)
         moments = [self.network.next_arrival()]
         moments.append(self._target_free_at if self._target_busy else self.target.wake_at(self.now))
         if self.draft is not None:

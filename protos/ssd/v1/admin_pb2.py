@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.ssd.v1 import types_pb2 as ssd_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12ssd/v1/admin.proto\x12\x06ssd.v1\x1a\x12ssd/v1/types.proto\"\xac\x01\n\x04Peer\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12 \n\x05state\x18\x02 \x01(\x0e\x32\x11.ssd.v1.PeerState\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x06\x12 \n\x05model\x18\x05 \x01(\x0b\x32\x11.ssd.v1.ModelInfo\x12 \n\x04load\x18\x06 \x01(\x0b\x32\x12.ssd.v1.EngineLoad\x12\x0e\n\x06rtt_ms\x18\x07 \x01(\x01\"\x16\n\x14GetServerInfoRequest\"\x86\x01\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x10\n\x08uptime_s\x18\x03 \x01(\x01\x12\x1d\n\x07targets\x18\x04 \x03(\x0b\x32\x0c.ssd.v1.Peer\x12\x1c\n\x06\x64rafts\x18\x05 \x03(\x0b\x32\x0c.ssd.v1.Peer\"\x10\n\x0eGetLoadRequest\"\xf5\x01\n\x0fGetLoadResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x15\n\rprompt_tokens\x18\x03 \x01(\x04\x12\"\n\x06target\x18\x04 \x01(\x0b\x32\x12.ssd.v1.EngineLoad\x12!\n\x05\x64raft\x18\x05 \x01(\x0b\x32\x12.ssd.v1.EngineLoad\x12\x12\n\nacceptance\x18\x06 \x01(\x01\x12\x10\n\x08hit_rate\x18\x07 \x01(\x01\x12\x13\n\x0bstale_drops\x18\x08 \x01(\x04\x12\x15\n\rcached_tables\x18\t \x01(\r\x12\x10\n\x08\x64\x65graded\x18\n \x01(\x08\"/\n\x19InspectSpeculationRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xca\x02\n\x1aInspectSpeculationResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x15\n\rcommitted_len\x18\x02 \x01(\r\x12\x1a\n\x04mode\x18\x03 \x01(\x0e\x32\x0c.ssd.v1.Mode\x12\x10\n\x08\x64rafting\x18\x04 \x01(\x08\x12$\n\x06tables\x18\x05 \x03(\x0b\x32\x14.ssd.v1.OutcomeTable\x12#\n\tproposals\x18\x06 \x03(\x0b\x32\x10.ssd.v1.Proposal\x12\x0e\n\x06rounds\x18\x07 \x01(\r\x12\x0c\n\x04hits\x18\x08 \x01(\r\x12\x0e\n\x06misses\x18\t \x01(\r\x12*\n\x08\x64\x65\x63ision\x18\n \x01(\x0b\x32\x18.ssd.v1.GovernorDecision\x12\x30\n\nstatistics\x18\x0b \x01(\x0b\x32\x1c.ssd.v1.AcceptanceStatistics\"\xe0\x02\n\x10GovernorDecision\x12\x1a\n\x04mode\x18\x01 \x01(\x0e\x32\x0c.ssd.v1.Mode\x12\t\n\x01k\x18\x02 \x01(\r\x12\r\n\x05\x64\x65pth\x18\x03 \x01(\r\x12\x0e\n\x06\x62udget\x18\x04 \x01(\r\x12\"\n\x08\x66\x61llback\x18\x05 \x01(\x0e\x32\x10.ssd.v1.Fallback\x12\x0f\n\x07\x66\x61n_out\x18\x06 \x03(\r\x12Q\n\x16predicted_tokens_per_s\x18\x07 \x03(\x0b\x32\x31.ssd.v1.GovernorDecision.PredictedTokensPerSEntry\x12\x11\n\tt_primary\x18\x08 \x01(\x01\x12\x10\n\x08hit_rate\x18\t \x01(\x01\x12\r\n\x05probe\x18\n \x01(\x08\x12\x0e\n\x06reason\x18\x0b \x01(\t\x1a:\n\x18PredictedTokensPerSEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"i\n\x14\x41\x63\x63\x65ptanceStatistics\x12\x12\n\nacceptance\x18\x01 \x01(\x01\x12\x15\n\racceptance_at\x18\x02 \x03(\x01\x12\x10\n\x08\x63overage\x18\x03 \x03(\x01\x12\x14\n\x0cobservations\x18\x04 \x01(\x01*\x8a\x01\n\tPeerState\x12\x1a\n\x16PEER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15PEER_STATE_CONNECTING\x10\x01\x12\x14\n\x10PEER_STATE_READY\x10\x02\x12\x13\n\x0fPEER_STATE_LOST\x10\x03\x12\x1b\n\x17PEER_STATE_INCOMPATIBLE\x10\x04\x32\xf5\x01\n\x0c\x41\x64minService\x12L\n\rGetServerInfo\x12\x1c.ssd.v1.GetServerInfoRequest\x1a\x1d.ssd.v1.GetServerInfoResponse\x12:\n\x07GetLoad\x12\x16.ssd.v1.GetLoadRequest\x1a\x17.ssd.v1.GetLoadResponse\x12[\n\x12InspectSpeculation\x12!.ssd.v1.InspectSpeculationRequest\x1a\".ssd.v1.InspectSpeculationResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12ssd/v1/admin.proto\x12\x06ssd.v1\x1a\x12ssd/v1/types.proto\"\xac\x01\n\x04Peer\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12 \n\x05state\x18\x02 \x01(\x0e\x32\x11.ssd.v1.PeerState\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x06\x12 \n\x05model\x18\x05 \x01(\x0b\x32\x11.ssd.v1.ModelInfo\x12 \n\x04load\x18\x06 \x01(\x0b\x32\x12.ssd.v1.EngineLoad\x12\x0e\n\x06rtt_ms\x18\x07 \x01(\x01\"\xc3\x01\n\x05Plane\x12\x0e\n\x06target\x18\x01 \x01(\t\x12\r\n\x05\x64raft\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\x1f\n\x04kind\x18\x04 \x01(\x0e\x32\x11.ssd.v1.PlaneKind\x12!\n\x05state\x18\x05 \x01(\x0e\x32\x12.ssd.v1.PlaneState\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x12\n\nlatency_us\x18\x07 \x01(\x01\x12\x11\n\tbandwidth\x18\x08 \x01(\x01\x12\x11\n\tfallbacks\x18\t \x01(\r\"\x16\n\x14GetServerInfoRequest\"\xa5\x01\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x10\n\x08uptime_s\x18\x03 \x01(\x01\x12\x1d\n\x07targets\x18\x04 \x03(\x0b\x32\x0c.ssd.v1.Peer\x12\x1c\n\x06\x64rafts\x18\x05 \x03(\x0b\x32\x0c.ssd.v1.Peer\x12\x1d\n\x06planes\x18\x06 \x03(\x0b\x32\r.ssd.v1.Plane\"\x10\n\x0eGetLoadRequest\"\xf5\x01\n\x0fGetLoadResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x15\n\rprompt_tokens\x18\x03 \x01(\x04\x12\"\n\x06target\x18\x04 \x01(\x0b\x32\x12.ssd.v1.EngineLoad\x12!\n\x05\x64raft\x18\x05 \x01(\x0b\x32\x12.ssd.v1.EngineLoad\x12\x12\n\nacceptance\x18\x06 \x01(\x01\x12\x10\n\x08hit_rate\x18\x07 \x01(\x01\x12\x13\n\x0bstale_drops\x18\x08 \x01(\x04\x12\x15\n\rcached_tables\x18\t \x01(\r\x12\x10\n\x08\x64\x65graded\x18\n \x01(\x08\"/\n\x19InspectSpeculationRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xca\x02\n\x1aInspectSpeculationResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x15\n\rcommitted_len\x18\x02 \x01(\r\x12\x1a\n\x04mode\x18\x03 \x01(\x0e\x32\x0c.ssd.v1.Mode\x12\x10\n\x08\x64rafting\x18\x04 \x01(\x08\x12$\n\x06tables\x18\x05 \x03(\x0b\x32\x14.ssd.v1.OutcomeTable\x12#\n\tproposals\x18\x06 \x03(\x0b\x32\x10.ssd.v1.Proposal\x12\x0e\n\x06rounds\x18\x07 \x01(\r\x12\x0c\n\x04hits\x18\x08 \x01(\r\x12\x0e\n\x06misses\x18\t \x01(\r\x12*\n\x08\x64\x65\x63ision\x18\n \x01(\x0b\x32\x18.ssd.v1.GovernorDecision\x12\x30\n\nstatistics\x18\x0b \x01(\x0b\x32\x1c.ssd.v1.AcceptanceStatistics\"\xe0\x02\n\x10GovernorDecision\x12\x1a\n\x04mode\x18\x01 \x01(\x0e\x32\x0c.ssd.v1.Mode\x12\t\n\x01k\x18\x02 \x01(\r\x12\r\n\x05\x64\x65pth\x18\x03 \x01(\r\x12\x0e\n\x06\x62udget\x18\x04 \x01(\r\x12\"\n\x08\x66\x61llback\x18\x05 \x01(\x0e\x32\x10.ssd.v1.Fallback\x12\x0f\n\x07\x66\x61n_out\x18\x06 \x03(\r\x12Q\n\x16predicted_tokens_per_s\x18\x07 \x03(\x0b\x32\x31.ssd.v1.GovernorDecision.PredictedTokensPerSEntry\x12\x11\n\tt_primary\x18\x08 \x01(\x01\x12\x10\n\x08hit_rate\x18\t \x01(\x01\x12\r\n\x05probe\x18\n \x01(\x08\x12\x0e\n\x06reason\x18\x0b \x01(\t\x1a:\n\x18PredictedTokensPerSEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"i\n\x14\x41\x63\x63\x65ptanceStatistics\x12\x12\n\nacceptance\x18\x01 \x01(\x01\x12\x15\n\racceptance_at\x18\x02 \x03(\x01\x12\x10\n\x08\x63overage\x18\x03 \x03(\x01\x12\x14\n\x0cobservations\x18\x04 \x01(\x01*\x8a\x01\n\tPeerState\x12\x1a\n\x16PEER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15PEER_STATE_CONNECTING\x10\x01\x12\x14\n\x10PEER_STATE_READY\x10\x02\x12\x13\n\x0fPEER_STATE_LOST\x10\x03\x12\x1b\n\x17PEER_STATE_INCOMPATIBLE\x10\x04\x32\xf5\x01\n\x0c\x41\x64minService\x12L\n\rGetServerInfo\x12\x1c.ssd.v1.GetServerInfoRequest\x1a\x1d.ssd.v1.GetServerInfoResponse\x12:\n\x07GetLoad\x12\x16.ssd.v1.GetLoadRequest\x1a\x17.ssd.v1.GetLoadResponse\x12[\n\x12InspectSpeculation\x12!.ssd.v1.InspectSpeculationRequest\x1a\".ssd.v1.InspectSpeculationResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,28 +34,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GOVERNORDECISION_PREDICTEDTOKENSPERSENTRY']._loaded_options = None
   _globals['_GOVERNORDECISION_PREDICTEDTOKENSPERSENTRY']._serialized_options = b'8\001'
-  _globals['_PEERSTATE']._serialized_start=1497
-  _globals['_PEERSTATE']._serialized_end=1635
+  _globals['_PEERSTATE']._serialized_start=1726
+  _globals['_PEERSTATE']._serialized_end=1864
   _globals['_PEER']._serialized_start=51
   _globals['_PEER']._serialized_end=223
-  _globals['_GETSERVERINFOREQUEST']._serialized_start=225
-  _globals['_GETSERVERINFOREQUEST']._serialized_end=247
-  _globals['_GETSERVERINFORESPONSE']._serialized_start=250
-  _globals['_GETSERVERINFORESPONSE']._serialized_end=384
-  _globals['_GETLOADREQUEST']._serialized_start=386
-  _globals['_GETLOADREQUEST']._serialized_end=402
-  _globals['_GETLOADRESPONSE']._serialized_start=405
-  _globals['_GETLOADRESPONSE']._serialized_end=650
-  _globals['_INSPECTSPECULATIONREQUEST']._serialized_start=652
-  _globals['_INSPECTSPECULATIONREQUEST']._serialized_end=699
-  _globals['_INSPECTSPECULATIONRESPONSE']._serialized_start=702
-  _globals['_INSPECTSPECULATIONRESPONSE']._serialized_end=1032
-  _globals['_GOVERNORDECISION']._serialized_start=1035
-  _globals['_GOVERNORDECISION']._serialized_end=1387
-  _globals['_GOVERNORDECISION_PREDICTEDTOKENSPERSENTRY']._serialized_start=1329
-  _globals['_GOVERNORDECISION_PREDICTEDTOKENSPERSENTRY']._serialized_end=1387
-  _globals['_ACCEPTANCESTATISTICS']._serialized_start=1389
-  _globals['_ACCEPTANCESTATISTICS']._serialized_end=1494
-  _globals['_ADMINSERVICE']._serialized_start=1638
-  _globals['_ADMINSERVICE']._serialized_end=1883
+  _globals['_PLANE']._serialized_start=226
+  _globals['_PLANE']._serialized_end=421
+  _globals['_GETSERVERINFOREQUEST']._serialized_start=423
+  _globals['_GETSERVERINFOREQUEST']._serialized_end=445
+  _globals['_GETSERVERINFORESPONSE']._serialized_start=448
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=613
+  _globals['_GETLOADREQUEST']._serialized_start=615
+  _globals['_GETLOADREQUEST']._serialized_end=631
+  _globals['_GETLOADRESPONSE']._serialized_start=634
+  _globals['_GETLOADRESPONSE']._serialized_end=879
+  _globals['_INSPECTSPECULATIONREQUEST']._serialized_start=881
+  _globals['_INSPECTSPECULATIONREQUEST']._serialized_end=928
+  _globals['_INSPECTSPECULATIONRESPONSE']._serialized_start=931
+  _globals['_INSPECTSPECULATIONRESPONSE']._serialized_end=1261
+  _globals['_GOVERNORDECISION']._serialized_start=1264
+  _globals['_GOVERNORDECISION']._serialized_end=1616
+  _globals['_GOVERNORDECISION_PREDICTEDTOKENSPERSENTRY']._serialized_start=1558
+  _globals['_GOVERNORDECISION_PREDICTEDTOKENSPERSENTRY']._serialized_end=1616
+  _globals['_ACCEPTANCESTATISTICS']._serialized_start=1618
+  _globals['_ACCEPTANCESTATISTICS']._serialized_end=1723
+  _globals['_ADMINSERVICE']._serialized_start=1867
+  _globals['_ADMINSERVICE']._serialized_end=2112
 # @@protoc_insertion_point(module_scope)

@@ -39,23 +39,47 @@ class Peer(_message.Message):
     rtt_ms: float
     def __init__(self, address: _Optional[str] = ..., state: _Optional[_Union[PeerState, str]] = ..., detail: _Optional[str] = ..., epoch: _Optional[int] = ..., model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., load: _Optional[_Union[_types_pb2.EngineLoad, _Mapping]] = ..., rtt_ms: _Optional[float] = ...) -> None: ...
 
+class Plane(_message.Message):
+    __slots__ = ("target", "draft", "epoch", "kind", "state", "reason", "latency_us", "bandwidth", "fallbacks")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_US_FIELD_NUMBER: _ClassVar[int]
+    BANDWIDTH_FIELD_NUMBER: _ClassVar[int]
+    FALLBACKS_FIELD_NUMBER: _ClassVar[int]
+    target: str
+    draft: str
+    epoch: int
+    kind: _types_pb2.PlaneKind
+    state: _types_pb2.PlaneState
+    reason: str
+    latency_us: float
+    bandwidth: float
+    fallbacks: int
+    def __init__(self, target: _Optional[str] = ..., draft: _Optional[str] = ..., epoch: _Optional[int] = ..., kind: _Optional[_Union[_types_pb2.PlaneKind, str]] = ..., state: _Optional[_Union[_types_pb2.PlaneState, str]] = ..., reason: _Optional[str] = ..., latency_us: _Optional[float] = ..., bandwidth: _Optional[float] = ..., fallbacks: _Optional[int] = ...) -> None: ...
+
 class GetServerInfoRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("version", "epoch", "uptime_s", "targets", "drafts")
+    __slots__ = ("version", "epoch", "uptime_s", "targets", "drafts", "planes")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     TARGETS_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    PLANES_FIELD_NUMBER: _ClassVar[int]
     version: str
     epoch: int
     uptime_s: float
     targets: _containers.RepeatedCompositeFieldContainer[Peer]
     drafts: _containers.RepeatedCompositeFieldContainer[Peer]
-    def __init__(self, version: _Optional[str] = ..., epoch: _Optional[int] = ..., uptime_s: _Optional[float] = ..., targets: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., drafts: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
+    planes: _containers.RepeatedCompositeFieldContainer[Plane]
+    def __init__(self, version: _Optional[str] = ..., epoch: _Optional[int] = ..., uptime_s: _Optional[float] = ..., targets: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., drafts: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., planes: _Optional[_Iterable[_Union[Plane, _Mapping]]] = ...) -> None: ...
 
 class GetLoadRequest(_message.Message):
     __slots__ = ()

@@ -8,23 +8,27 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DraftServiceServeRequest(_message.Message):
-    __slots__ = ("hello", "opens", "advances", "resyncs", "closes", "ping")
+    __slots__ = ("hello", "opens", "advances", "resyncs", "closes", "ping", "planes", "plane_closes")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     OPENS_FIELD_NUMBER: _ClassVar[int]
     ADVANCES_FIELD_NUMBER: _ClassVar[int]
     RESYNCS_FIELD_NUMBER: _ClassVar[int]
     CLOSES_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
+    PLANES_FIELD_NUMBER: _ClassVar[int]
+    PLANE_CLOSES_FIELD_NUMBER: _ClassVar[int]
     hello: _types_pb2.Hello
     opens: _containers.RepeatedCompositeFieldContainer[DraftOpen]
     advances: _containers.RepeatedCompositeFieldContainer[Advance]
     resyncs: _containers.RepeatedCompositeFieldContainer[Resync]
     closes: _containers.RepeatedScalarFieldContainer[int]
     ping: _types_pb2.Ping
-    def __init__(self, hello: _Optional[_Union[_types_pb2.Hello, _Mapping]] = ..., opens: _Optional[_Iterable[_Union[DraftOpen, _Mapping]]] = ..., advances: _Optional[_Iterable[_Union[Advance, _Mapping]]] = ..., resyncs: _Optional[_Iterable[_Union[Resync, _Mapping]]] = ..., closes: _Optional[_Iterable[int]] = ..., ping: _Optional[_Union[_types_pb2.Ping, _Mapping]] = ...) -> None: ...
+    planes: _containers.RepeatedCompositeFieldContainer[_types_pb2.PlaneOrder]
+    plane_closes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, hello: _Optional[_Union[_types_pb2.Hello, _Mapping]] = ..., opens: _Optional[_Iterable[_Union[DraftOpen, _Mapping]]] = ..., advances: _Optional[_Iterable[_Union[Advance, _Mapping]]] = ..., resyncs: _Optional[_Iterable[_Union[Resync, _Mapping]]] = ..., closes: _Optional[_Iterable[int]] = ..., ping: _Optional[_Union[_types_pb2.Ping, _Mapping]] = ..., planes: _Optional[_Iterable[_Union[_types_pb2.PlaneOrder, _Mapping]]] = ..., plane_closes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DraftServiceServeResponse(_message.Message):
-    __slots__ = ("welcome", "tables", "proposals", "need_resync", "refused", "closed", "pong", "timing")
+    __slots__ = ("welcome", "tables", "proposals", "need_resync", "refused", "closed", "pong", "timing", "planes")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     PROPOSALS_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +37,7 @@ class DraftServiceServeResponse(_message.Message):
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     PONG_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
+    PLANES_FIELD_NUMBER: _ClassVar[int]
     welcome: _types_pb2.Welcome
     tables: _containers.RepeatedCompositeFieldContainer[_types_pb2.OutcomeTable]
     proposals: _containers.RepeatedCompositeFieldContainer[_types_pb2.Proposal]
@@ -41,7 +46,8 @@ class DraftServiceServeResponse(_message.Message):
     closed: _containers.RepeatedScalarFieldContainer[int]
     pong: _types_pb2.Pong
     timing: DraftTiming
-    def __init__(self, welcome: _Optional[_Union[_types_pb2.Welcome, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[_types_pb2.OutcomeTable, _Mapping]]] = ..., proposals: _Optional[_Iterable[_Union[_types_pb2.Proposal, _Mapping]]] = ..., need_resync: _Optional[_Iterable[_Union[NeedResync, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[_types_pb2.Refused, _Mapping]]] = ..., closed: _Optional[_Iterable[int]] = ..., pong: _Optional[_Union[_types_pb2.Pong, _Mapping]] = ..., timing: _Optional[_Union[DraftTiming, _Mapping]] = ...) -> None: ...
+    planes: _containers.RepeatedCompositeFieldContainer[_types_pb2.PlaneReport]
+    def __init__(self, welcome: _Optional[_Union[_types_pb2.Welcome, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[_types_pb2.OutcomeTable, _Mapping]]] = ..., proposals: _Optional[_Iterable[_Union[_types_pb2.Proposal, _Mapping]]] = ..., need_resync: _Optional[_Iterable[_Union[NeedResync, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[_types_pb2.Refused, _Mapping]]] = ..., closed: _Optional[_Iterable[int]] = ..., pong: _Optional[_Union[_types_pb2.Pong, _Mapping]] = ..., timing: _Optional[_Union[DraftTiming, _Mapping]] = ..., planes: _Optional[_Iterable[_Union[_types_pb2.PlaneReport, _Mapping]]] = ...) -> None: ...
 
 class DraftTiming(_message.Message):
     __slots__ = ("rows", "tokens", "prefill", "step_ms")
@@ -56,7 +62,7 @@ class DraftTiming(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., tokens: _Optional[int] = ..., prefill: bool = ..., step_ms: _Optional[float] = ...) -> None: ...
 
 class DraftOpen(_message.Message):
-    __slots__ = ("sequence", "ids", "prompt_len", "sampling", "limits", "mode", "k", "fan_out", "need_proposal", "verification", "saguaro_c", "part", "parts")
+    __slots__ = ("sequence", "ids", "prompt_len", "sampling", "limits", "mode", "k", "fan_out", "need_proposal", "verification", "saguaro_c", "part", "parts", "target")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +76,7 @@ class DraftOpen(_message.Message):
     SAGUARO_C_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     ids: _containers.RepeatedScalarFieldContainer[int]
     prompt_len: int
@@ -83,7 +90,8 @@ class DraftOpen(_message.Message):
     saguaro_c: float
     part: int
     parts: int
-    def __init__(self, sequence: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParameters, _Mapping]] = ..., limits: _Optional[_Union[_types_pb2.TokenLimits, _Mapping]] = ..., mode: _Optional[_Union[_types_pb2.Mode, str]] = ..., k: _Optional[int] = ..., fan_out: _Optional[_Union[_types_pb2.FanOut, _Mapping]] = ..., need_proposal: bool = ..., verification: _Optional[_Union[_types_pb2.Verification, str]] = ..., saguaro_c: _Optional[float] = ..., part: _Optional[int] = ..., parts: _Optional[int] = ...) -> None: ...
+    target: int
+    def __init__(self, sequence: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParameters, _Mapping]] = ..., limits: _Optional[_Union[_types_pb2.TokenLimits, _Mapping]] = ..., mode: _Optional[_Union[_types_pb2.Mode, str]] = ..., k: _Optional[int] = ..., fan_out: _Optional[_Union[_types_pb2.FanOut, _Mapping]] = ..., need_proposal: bool = ..., verification: _Optional[_Union[_types_pb2.Verification, str]] = ..., saguaro_c: _Optional[float] = ..., part: _Optional[int] = ..., parts: _Optional[int] = ..., target: _Optional[int] = ...) -> None: ...
 
 class DraftPlan(_message.Message):
     __slots__ = ("mode", "k", "depth", "fan_out")
@@ -98,7 +106,7 @@ class DraftPlan(_message.Message):
     def __init__(self, mode: _Optional[_Union[_types_pb2.Mode, str]] = ..., k: _Optional[int] = ..., depth: _Optional[int] = ..., fan_out: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Advance(_message.Message):
-    __slots__ = ("sequence", "base_len", "ids", "need_proposal", "next_depth", "plan", "in_flight", "next_source", "part", "parts")
+    __slots__ = ("sequence", "base_len", "ids", "need_proposal", "next_depth", "plan", "in_flight", "next_source", "part", "parts", "target")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +117,7 @@ class Advance(_message.Message):
     NEXT_SOURCE_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     base_len: int
     ids: _containers.RepeatedScalarFieldContainer[int]
@@ -119,7 +128,8 @@ class Advance(_message.Message):
     next_source: _types_pb2.ProposalSource
     part: int
     parts: int
-    def __init__(self, sequence: _Optional[int] = ..., base_len: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., need_proposal: bool = ..., next_depth: _Optional[int] = ..., plan: _Optional[_Union[DraftPlan, _Mapping]] = ..., in_flight: _Optional[_Iterable[int]] = ..., next_source: _Optional[_Union[_types_pb2.ProposalSource, str]] = ..., part: _Optional[int] = ..., parts: _Optional[int] = ...) -> None: ...
+    target: int
+    def __init__(self, sequence: _Optional[int] = ..., base_len: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., need_proposal: bool = ..., next_depth: _Optional[int] = ..., plan: _Optional[_Union[DraftPlan, _Mapping]] = ..., in_flight: _Optional[_Iterable[int]] = ..., next_source: _Optional[_Union[_types_pb2.ProposalSource, str]] = ..., part: _Optional[int] = ..., parts: _Optional[int] = ..., target: _Optional[int] = ...) -> None: ...
 
 class Resync(_message.Message):
     __slots__ = ("sequence", "ids", "need_proposal")

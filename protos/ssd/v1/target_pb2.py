@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.ssd.v1 import types_pb2 as ssd_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13ssd/v1/target.proto\x12\x06ssd.v1\x1a\x12ssd/v1/types.proto\"\xfa\x01\n\x19TargetServiceServeRequest\x12\x1c\n\x05hello\x18\x01 \x01(\x0b\x32\r.ssd.v1.Hello\x12!\n\x05opens\x18\x02 \x03(\x0b\x32\x12.ssd.v1.TargetOpen\x12$\n\x06tables\x18\x03 \x03(\x0b\x32\x14.ssd.v1.OutcomeTable\x12#\n\tproposals\x18\x04 \x03(\x0b\x32\x10.ssd.v1.Proposal\x12%\n\x08\x64rafting\x18\x05 \x03(\x0b\x32\x13.ssd.v1.SetDrafting\x12\x0e\n\x06\x63loses\x18\x06 \x03(\x04\x12\x1a\n\x04ping\x18\x07 \x01(\x0b\x32\x0c.ssd.v1.Ping\"\xd7\x01\n\x1aTargetServiceServeResponse\x12 \n\x07welcome\x18\x01 \x01(\x0b\x32\x0f.ssd.v1.Welcome\x12%\n\x08outcomes\x18\x02 \x03(\x0b\x32\x13.ssd.v1.StepOutcome\x12 \n\x07refused\x18\x03 \x03(\x0b\x32\x0f.ssd.v1.Refused\x12\x0e\n\x06\x63losed\x18\x04 \x03(\x04\x12\x1a\n\x04pong\x18\x05 \x01(\x0b\x32\x0c.ssd.v1.Pong\x12\"\n\x06timing\x18\x06 \x01(\x0b\x32\x12.ssd.v1.StepTiming\"L\n\nStepTiming\x12\x0c\n\x04rows\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12\x0f\n\x07prefill\x18\x03 \x01(\x08\x12\x0f\n\x07step_ms\x18\x04 \x01(\x01\"\xad\x02\n\nTargetOpen\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12\x12\n\nprompt_len\x18\x03 \x01(\r\x12,\n\x08sampling\x18\x04 \x01(\x0b\x32\x1a.ssd.v1.SamplingParameters\x12#\n\x06limits\x18\x05 \x01(\x0b\x32\x13.ssd.v1.TokenLimits\x12\x10\n\x08logprobs\x18\x06 \x01(\x05\x12\x1a\n\x04mode\x18\x07 \x01(\x0e\x32\x0c.ssd.v1.Mode\x12\t\n\x01k\x18\x08 \x01(\r\x12\x10\n\x08\x64rafting\x18\t \x01(\x08\x12*\n\x0cverification\x18\n \x01(\x0e\x32\x14.ssd.v1.Verification\x12\"\n\x08\x66\x61llback\x18\x0b \x01(\x0e\x32\x10.ssd.v1.Fallback\"U\n\x0bSetDrafting\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x10\n\x08\x64rafting\x18\x02 \x01(\x08\x12\"\n\x08\x66\x61llback\x18\x03 \x01(\x0e\x32\x10.ssd.v1.Fallback\"\xe0\x02\n\x0bStepOutcome\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x10\n\x08\x62\x61se_len\x18\x02 \x01(\r\x12\x10\n\x08proposed\x18\x03 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\r\x12\x0b\n\x03ids\x18\x05 \x03(\r\x12&\n\x08logprobs\x18\x06 \x03(\x0b\x32\x14.ssd.v1.TokenLogprob\x12$\n\x06\x66inish\x18\x07 \x01(\x0e\x32\x14.ssd.v1.FinishReason\x12\x0f\n\x07stop_id\x18\x08 \x01(\r\x12\x0b\n\x03hit\x18\t \x01(\x08\x12\x12\n\nnext_depth\x18\n \x01(\r\x12\x15\n\rcached_tokens\x18\x0b \x01(\r\x12&\n\x06source\x18\x0c \x01(\x0e\x32\x16.ssd.v1.ProposalSource\x12+\n\x0bnext_source\x18\r \x01(\x0e\x32\x16.ssd.v1.ProposalSource\x12\x10\n\x08hit_rank\x18\x0e \x01(\r\"\x1f\n\x1dTargetServiceGetStatusRequest\"s\n\x1eTargetServiceGetStatusResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12 \n\x05model\x18\x02 \x01(\x0b\x32\x11.ssd.v1.ModelInfo\x12 \n\x04load\x18\x03 \x01(\x0b\x32\x12.ssd.v1.EngineLoad2\xbf\x01\n\rTargetService\x12R\n\x05Serve\x12!.ssd.v1.TargetServiceServeRequest\x1a\".ssd.v1.TargetServiceServeResponse(\x01\x30\x01\x12Z\n\tGetStatus\x12%.ssd.v1.TargetServiceGetStatusRequest\x1a&.ssd.v1.TargetServiceGetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13ssd/v1/target.proto\x12\x06ssd.v1\x1a\x12ssd/v1/types.proto\"\xb4\x02\n\x19TargetServiceServeRequest\x12\x1c\n\x05hello\x18\x01 \x01(\x0b\x32\r.ssd.v1.Hello\x12!\n\x05opens\x18\x02 \x03(\x0b\x32\x12.ssd.v1.TargetOpen\x12$\n\x06tables\x18\x03 \x03(\x0b\x32\x14.ssd.v1.OutcomeTable\x12#\n\tproposals\x18\x04 \x03(\x0b\x32\x10.ssd.v1.Proposal\x12%\n\x08\x64rafting\x18\x05 \x03(\x0b\x32\x13.ssd.v1.SetDrafting\x12\x0e\n\x06\x63loses\x18\x06 \x03(\x04\x12\x1a\n\x04ping\x18\x07 \x01(\x0b\x32\x0c.ssd.v1.Ping\x12\"\n\x06planes\x18\x08 \x03(\x0b\x32\x12.ssd.v1.PlaneOrder\x12\x14\n\x0cplane_closes\x18\t \x03(\r\"\xfc\x01\n\x1aTargetServiceServeResponse\x12 \n\x07welcome\x18\x01 \x01(\x0b\x32\x0f.ssd.v1.Welcome\x12%\n\x08outcomes\x18\x02 \x03(\x0b\x32\x13.ssd.v1.StepOutcome\x12 \n\x07refused\x18\x03 \x03(\x0b\x32\x0f.ssd.v1.Refused\x12\x0e\n\x06\x63losed\x18\x04 \x03(\x04\x12\x1a\n\x04pong\x18\x05 \x01(\x0b\x32\x0c.ssd.v1.Pong\x12\"\n\x06timing\x18\x06 \x01(\x0b\x32\x12.ssd.v1.StepTiming\x12#\n\x06planes\x18\x07 \x03(\x0b\x32\x13.ssd.v1.PlaneReport\"L\n\nStepTiming\x12\x0c\n\x04rows\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12\x0f\n\x07prefill\x18\x03 \x01(\x08\x12\x0f\n\x07step_ms\x18\x04 \x01(\x01\"\xad\x02\n\nTargetOpen\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12\x12\n\nprompt_len\x18\x03 \x01(\r\x12,\n\x08sampling\x18\x04 \x01(\x0b\x32\x1a.ssd.v1.SamplingParameters\x12#\n\x06limits\x18\x05 \x01(\x0b\x32\x13.ssd.v1.TokenLimits\x12\x10\n\x08logprobs\x18\x06 \x01(\x05\x12\x1a\n\x04mode\x18\x07 \x01(\x0e\x32\x0c.ssd.v1.Mode\x12\t\n\x01k\x18\x08 \x01(\r\x12\x10\n\x08\x64rafting\x18\t \x01(\x08\x12*\n\x0cverification\x18\n \x01(\x0e\x32\x14.ssd.v1.Verification\x12\"\n\x08\x66\x61llback\x18\x0b \x01(\x0e\x32\x10.ssd.v1.Fallback\"U\n\x0bSetDrafting\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x10\n\x08\x64rafting\x18\x02 \x01(\x08\x12\"\n\x08\x66\x61llback\x18\x03 \x01(\x0e\x32\x10.ssd.v1.Fallback\"\xe0\x02\n\x0bStepOutcome\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x10\n\x08\x62\x61se_len\x18\x02 \x01(\r\x12\x10\n\x08proposed\x18\x03 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\r\x12\x0b\n\x03ids\x18\x05 \x03(\r\x12&\n\x08logprobs\x18\x06 \x03(\x0b\x32\x14.ssd.v1.TokenLogprob\x12$\n\x06\x66inish\x18\x07 \x01(\x0e\x32\x14.ssd.v1.FinishReason\x12\x0f\n\x07stop_id\x18\x08 \x01(\r\x12\x0b\n\x03hit\x18\t \x01(\x08\x12\x12\n\nnext_depth\x18\n \x01(\r\x12\x15\n\rcached_tokens\x18\x0b \x01(\r\x12&\n\x06source\x18\x0c \x01(\x0e\x32\x16.ssd.v1.ProposalSource\x12+\n\x0bnext_source\x18\r \x01(\x0e\x32\x16.ssd.v1.ProposalSource\x12\x10\n\x08hit_rank\x18\x0e \x01(\r\"\x1f\n\x1dTargetServiceGetStatusRequest\"s\n\x1eTargetServiceGetStatusResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12 \n\x05model\x18\x02 \x01(\x0b\x32\x11.ssd.v1.ModelInfo\x12 \n\x04load\x18\x03 \x01(\x0b\x32\x12.ssd.v1.EngineLoad2\xbf\x01\n\rTargetService\x12R\n\x05Serve\x12!.ssd.v1.TargetServiceServeRequest\x1a\".ssd.v1.TargetServiceServeResponse(\x01\x30\x01\x12Z\n\tGetStatus\x12%.ssd.v1.TargetServiceGetStatusRequest\x1a&.ssd.v1.TargetServiceGetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,21 +33,21 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'ssd.v1.target_pb2', _global
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TARGETSERVICESERVEREQUEST']._serialized_start=52
-  _globals['_TARGETSERVICESERVEREQUEST']._serialized_end=302
-  _globals['_TARGETSERVICESERVERESPONSE']._serialized_start=305
-  _globals['_TARGETSERVICESERVERESPONSE']._serialized_end=520
-  _globals['_STEPTIMING']._serialized_start=522
-  _globals['_STEPTIMING']._serialized_end=598
-  _globals['_TARGETOPEN']._serialized_start=601
-  _globals['_TARGETOPEN']._serialized_end=902
-  _globals['_SETDRAFTING']._serialized_start=904
-  _globals['_SETDRAFTING']._serialized_end=989
-  _globals['_STEPOUTCOME']._serialized_start=992
-  _globals['_STEPOUTCOME']._serialized_end=1344
-  _globals['_TARGETSERVICEGETSTATUSREQUEST']._serialized_start=1346
-  _globals['_TARGETSERVICEGETSTATUSREQUEST']._serialized_end=1377
-  _globals['_TARGETSERVICEGETSTATUSRESPONSE']._serialized_start=1379
-  _globals['_TARGETSERVICEGETSTATUSRESPONSE']._serialized_end=1494
-  _globals['_TARGETSERVICE']._serialized_start=1497
-  _globals['_TARGETSERVICE']._serialized_end=1688
+  _globals['_TARGETSERVICESERVEREQUEST']._serialized_end=360
+  _globals['_TARGETSERVICESERVERESPONSE']._serialized_start=363
+  _globals['_TARGETSERVICESERVERESPONSE']._serialized_end=615
+  _globals['_STEPTIMING']._serialized_start=617
+  _globals['_STEPTIMING']._serialized_end=693
+  _globals['_TARGETOPEN']._serialized_start=696
+  _globals['_TARGETOPEN']._serialized_end=997
+  _globals['_SETDRAFTING']._serialized_start=999
+  _globals['_SETDRAFTING']._serialized_end=1084
+  _globals['_STEPOUTCOME']._serialized_start=1087
+  _globals['_STEPOUTCOME']._serialized_end=1439
+  _globals['_TARGETSERVICEGETSTATUSREQUEST']._serialized_start=1441
+  _globals['_TARGETSERVICEGETSTATUSREQUEST']._serialized_end=1472
+  _globals['_TARGETSERVICEGETSTATUSRESPONSE']._serialized_start=1474
+  _globals['_TARGETSERVICEGETSTATUSRESPONSE']._serialized_end=1589
+  _globals['_TARGETSERVICE']._serialized_start=1592
+  _globals['_TARGETSERVICE']._serialized_end=1783
 # @@protoc_insertion_point(module_scope)

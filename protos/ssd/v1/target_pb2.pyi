@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class TargetServiceServeRequest(_message.Message):
-    __slots__ = ("hello", "opens", "tables", "proposals", "drafting", "closes", "ping")
+    __slots__ = ("hello", "opens", "tables", "proposals", "drafting", "closes", "ping", "planes", "plane_closes")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     OPENS_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,8 @@ class TargetServiceServeRequest(_message.Message):
     DRAFTING_FIELD_NUMBER: _ClassVar[int]
     CLOSES_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
+    PLANES_FIELD_NUMBER: _ClassVar[int]
+    PLANE_CLOSES_FIELD_NUMBER: _ClassVar[int]
     hello: _types_pb2.Hello
     opens: _containers.RepeatedCompositeFieldContainer[TargetOpen]
     tables: _containers.RepeatedCompositeFieldContainer[_types_pb2.OutcomeTable]
@@ -23,23 +25,27 @@ class TargetServiceServeRequest(_message.Message):
     drafting: _containers.RepeatedCompositeFieldContainer[SetDrafting]
     closes: _containers.RepeatedScalarFieldContainer[int]
     ping: _types_pb2.Ping
-    def __init__(self, hello: _Optional[_Union[_types_pb2.Hello, _Mapping]] = ..., opens: _Optional[_Iterable[_Union[TargetOpen, _Mapping]]] = ..., tables: _Optional[_Iterable[_Union[_types_pb2.OutcomeTable, _Mapping]]] = ..., proposals: _Optional[_Iterable[_Union[_types_pb2.Proposal, _Mapping]]] = ..., drafting: _Optional[_Iterable[_Union[SetDrafting, _Mapping]]] = ..., closes: _Optional[_Iterable[int]] = ..., ping: _Optional[_Union[_types_pb2.Ping, _Mapping]] = ...) -> None: ...
+    planes: _containers.RepeatedCompositeFieldContainer[_types_pb2.PlaneOrder]
+    plane_closes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, hello: _Optional[_Union[_types_pb2.Hello, _Mapping]] = ..., opens: _Optional[_Iterable[_Union[TargetOpen, _Mapping]]] = ..., tables: _Optional[_Iterable[_Union[_types_pb2.OutcomeTable, _Mapping]]] = ..., proposals: _Optional[_Iterable[_Union[_types_pb2.Proposal, _Mapping]]] = ..., drafting: _Optional[_Iterable[_Union[SetDrafting, _Mapping]]] = ..., closes: _Optional[_Iterable[int]] = ..., ping: _Optional[_Union[_types_pb2.Ping, _Mapping]] = ..., planes: _Optional[_Iterable[_Union[_types_pb2.PlaneOrder, _Mapping]]] = ..., plane_closes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TargetServiceServeResponse(_message.Message):
-    __slots__ = ("welcome", "outcomes", "refused", "closed", "pong", "timing")
+    __slots__ = ("welcome", "outcomes", "refused", "closed", "pong", "timing", "planes")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     PONG_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
+    PLANES_FIELD_NUMBER: _ClassVar[int]
     welcome: _types_pb2.Welcome
     outcomes: _containers.RepeatedCompositeFieldContainer[StepOutcome]
     refused: _containers.RepeatedCompositeFieldContainer[_types_pb2.Refused]
     closed: _containers.RepeatedScalarFieldContainer[int]
     pong: _types_pb2.Pong
     timing: StepTiming
-    def __init__(self, welcome: _Optional[_Union[_types_pb2.Welcome, _Mapping]] = ..., outcomes: _Optional[_Iterable[_Union[StepOutcome, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[_types_pb2.Refused, _Mapping]]] = ..., closed: _Optional[_Iterable[int]] = ..., pong: _Optional[_Union[_types_pb2.Pong, _Mapping]] = ..., timing: _Optional[_Union[StepTiming, _Mapping]] = ...) -> None: ...
+    planes: _containers.RepeatedCompositeFieldContainer[_types_pb2.PlaneReport]
+    def __init__(self, welcome: _Optional[_Union[_types_pb2.Welcome, _Mapping]] = ..., outcomes: _Optional[_Iterable[_Union[StepOutcome, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[_types_pb2.Refused, _Mapping]]] = ..., closed: _Optional[_Iterable[int]] = ..., pong: _Optional[_Union[_types_pb2.Pong, _Mapping]] = ..., timing: _Optional[_Union[StepTiming, _Mapping]] = ..., planes: _Optional[_Iterable[_Union[_types_pb2.PlaneReport, _Mapping]]] = ...) -> None: ...
 
 class StepTiming(_message.Message):
     __slots__ = ("rows", "tokens", "prefill", "step_ms")

@@ -44,6 +44,21 @@ class ProposalSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PROPOSAL_SOURCE_JIT: _ClassVar[ProposalSource]
     PROPOSAL_SOURCE_NGRAM: _ClassVar[ProposalSource]
 
+class PlaneKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PLANE_KIND_UNSPECIFIED: _ClassVar[PlaneKind]
+    PLANE_KIND_INLINE: _ClassVar[PlaneKind]
+    PLANE_KIND_GLOO: _ClassVar[PlaneKind]
+    PLANE_KIND_CUDA_IPC: _ClassVar[PlaneKind]
+    PLANE_KIND_NCCL: _ClassVar[PlaneKind]
+
+class PlaneState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PLANE_STATE_UNSPECIFIED: _ClassVar[PlaneState]
+    PLANE_STATE_OPENING: _ClassVar[PlaneState]
+    PLANE_STATE_OPEN: _ClassVar[PlaneState]
+    PLANE_STATE_BROKEN: _ClassVar[PlaneState]
+
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
@@ -73,6 +88,15 @@ PROPOSAL_SOURCE_UNSPECIFIED: ProposalSource
 PROPOSAL_SOURCE_TABLE: ProposalSource
 PROPOSAL_SOURCE_JIT: ProposalSource
 PROPOSAL_SOURCE_NGRAM: ProposalSource
+PLANE_KIND_UNSPECIFIED: PlaneKind
+PLANE_KIND_INLINE: PlaneKind
+PLANE_KIND_GLOO: PlaneKind
+PLANE_KIND_CUDA_IPC: PlaneKind
+PLANE_KIND_NCCL: PlaneKind
+PLANE_STATE_UNSPECIFIED: PlaneState
+PLANE_STATE_OPENING: PlaneState
+PLANE_STATE_OPEN: PlaneState
+PLANE_STATE_BROKEN: PlaneState
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -104,6 +128,60 @@ class SparseLaw(_message.Message):
     ids: _containers.RepeatedScalarFieldContainer[int]
     weights: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, ids: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class PlaneAbility(_message.Message):
+    __slots__ = ("host", "devices", "kinds")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    KINDS_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    devices: _containers.RepeatedScalarFieldContainer[str]
+    kinds: _containers.RepeatedScalarFieldContainer[PlaneKind]
+    def __init__(self, host: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., kinds: _Optional[_Iterable[_Union[PlaneKind, str]]] = ...) -> None: ...
+
+class PlaneOrder(_message.Message):
+    __slots__ = ("plane", "kind", "name", "limit_s", "rendezvous", "target")
+    PLANE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_S_FIELD_NUMBER: _ClassVar[int]
+    RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    plane: int
+    kind: PlaneKind
+    name: str
+    limit_s: float
+    rendezvous: str
+    target: int
+    def __init__(self, plane: _Optional[int] = ..., kind: _Optional[_Union[PlaneKind, str]] = ..., name: _Optional[str] = ..., limit_s: _Optional[float] = ..., rendezvous: _Optional[str] = ..., target: _Optional[int] = ...) -> None: ...
+
+class PlaneReport(_message.Message):
+    __slots__ = ("plane", "state", "reason", "rendezvous", "latency_us", "bandwidth")
+    PLANE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_US_FIELD_NUMBER: _ClassVar[int]
+    BANDWIDTH_FIELD_NUMBER: _ClassVar[int]
+    plane: int
+    state: PlaneState
+    reason: str
+    rendezvous: str
+    latency_us: float
+    bandwidth: float
+    def __init__(self, plane: _Optional[int] = ..., state: _Optional[_Union[PlaneState, str]] = ..., reason: _Optional[str] = ..., rendezvous: _Optional[str] = ..., latency_us: _Optional[float] = ..., bandwidth: _Optional[float] = ...) -> None: ...
+
+class LawSpan(_message.Message):
+    __slots__ = ("plane", "bundle", "row", "count")
+    PLANE_FIELD_NUMBER: _ClassVar[int]
+    BUNDLE_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    plane: int
+    bundle: int
+    row: int
+    count: int
+    def __init__(self, plane: _Optional[int] = ..., bundle: _Optional[int] = ..., row: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class SamplingParameters(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed")
@@ -167,32 +245,36 @@ class TokenLogprob(_message.Message):
     def __init__(self, id: _Optional[int] = ..., logprob: _Optional[float] = ..., rank: _Optional[int] = ..., top: _Optional[_Iterable[_Union[TopLogprob, _Mapping]]] = ...) -> None: ...
 
 class Proposal(_message.Message):
-    __slots__ = ("sequence", "base_len", "ids", "laws", "source")
+    __slots__ = ("sequence", "base_len", "ids", "laws", "source", "law_spans")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
     LAWS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    LAW_SPANS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     base_len: int
     ids: _containers.RepeatedScalarFieldContainer[int]
     laws: _containers.RepeatedCompositeFieldContainer[SparseLaw]
     source: ProposalSource
-    def __init__(self, sequence: _Optional[int] = ..., base_len: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., laws: _Optional[_Iterable[_Union[SparseLaw, _Mapping]]] = ..., source: _Optional[_Union[ProposalSource, str]] = ...) -> None: ...
+    law_spans: _containers.RepeatedCompositeFieldContainer[LawSpan]
+    def __init__(self, sequence: _Optional[int] = ..., base_len: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., laws: _Optional[_Iterable[_Union[SparseLaw, _Mapping]]] = ..., source: _Optional[_Union[ProposalSource, str]] = ..., law_spans: _Optional[_Iterable[_Union[LawSpan, _Mapping]]] = ...) -> None: ...
 
 class Branch(_message.Message):
-    __slots__ = ("accepted", "id", "ids", "laws", "rank")
+    __slots__ = ("accepted", "id", "ids", "laws", "rank", "law_spans")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
     LAWS_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
+    LAW_SPANS_FIELD_NUMBER: _ClassVar[int]
     accepted: int
     id: int
     ids: _containers.RepeatedScalarFieldContainer[int]
     laws: _containers.RepeatedCompositeFieldContainer[SparseLaw]
     rank: int
-    def __init__(self, accepted: _Optional[int] = ..., id: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., laws: _Optional[_Iterable[_Union[SparseLaw, _Mapping]]] = ..., rank: _Optional[int] = ...) -> None: ...
+    law_spans: _containers.RepeatedCompositeFieldContainer[LawSpan]
+    def __init__(self, accepted: _Optional[int] = ..., id: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., laws: _Optional[_Iterable[_Union[SparseLaw, _Mapping]]] = ..., rank: _Optional[int] = ..., law_spans: _Optional[_Iterable[_Union[LawSpan, _Mapping]]] = ...) -> None: ...
 
 class OutcomeTable(_message.Message):
     __slots__ = ("sequence", "base_len", "proposal", "branches")
@@ -235,7 +317,14 @@ class ModelInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., dtype: _Optional[str] = ..., parameters: _Optional[int] = ..., tokenizer_digest: _Optional[str] = ..., tokenizer_source: _Optional[str] = ..., eos_ids: _Optional[_Iterable[int]] = ..., deterministic: bool = ..., tensor_parallel: _Optional[int] = ...) -> None: ...
 
 class EngineLoad(_message.Message):
-    __slots__ = ("running", "waiting", "kv_blocks_used", "kv_blocks_total", "block_size", "steps", "stale_drops", "preemptions")
+    __slots__ = ("running", "waiting", "kv_blocks_used", "kv_blocks_total", "block_size", "steps", "stale_drops", "preemptions", "law_drops")
+    class LawDropsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
@@ -244,6 +333,7 @@ class EngineLoad(_message.Message):
     STEPS_FIELD_NUMBER: _ClassVar[int]
     STALE_DROPS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    LAW_DROPS_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     kv_blocks_used: int
@@ -252,7 +342,8 @@ class EngineLoad(_message.Message):
     steps: int
     stale_drops: int
     preemptions: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., block_size: _Optional[int] = ..., steps: _Optional[int] = ..., stale_drops: _Optional[int] = ..., preemptions: _Optional[int] = ...) -> None: ...
+    law_drops: _containers.ScalarMap[str, int]
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., block_size: _Optional[int] = ..., steps: _Optional[int] = ..., stale_drops: _Optional[int] = ..., preemptions: _Optional[int] = ..., law_drops: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("epoch", "caller")
@@ -263,20 +354,22 @@ class Hello(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., caller: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("epoch", "model", "max_k", "max_branches", "max_sequences", "max_tokens")
+    __slots__ = ("epoch", "model", "max_k", "max_branches", "max_sequences", "max_tokens", "plane")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MAX_K_FIELD_NUMBER: _ClassVar[int]
     MAX_BRANCHES_FIELD_NUMBER: _ClassVar[int]
     MAX_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PLANE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     model: ModelInfo
     max_k: int
     max_branches: int
     max_sequences: int
     max_tokens: int
-    def __init__(self, epoch: _Optional[int] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., max_k: _Optional[int] = ..., max_branches: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_tokens: _Optional[int] = ...) -> None: ...
+    plane: PlaneAbility
+    def __init__(self, epoch: _Optional[int] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., max_k: _Optional[int] = ..., max_branches: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_tokens: _Optional[int] = ..., plane: _Optional[_Union[PlaneAbility, _Mapping]] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ("nonce",)

@@ -6,11 +6,11 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from bench.inflate.recipe import RECIPE
 from ssd.cli.app import app
 from ssd.cli.bench_run import listed
 from ssd.cli.errors import CliError
 from ssd.errors import FieldError
+from ssd.models.checkpoint import RECIPE
 from ssd.telemetry.trace import FileTracer
 from tests.toy import make_toy
 

@@ -87,3 +87,10 @@ def test_ctrl_c_at_the_prompt_does_not_end_the_conversation(monkeypatch: pytest.
     client = FakeClient("hi")
     talk(client)
     assert client.histories == [["hello"]]
+
+
+def test_a_failed_turn_is_remembered(say: Callable[..., None]) -> None:
+    say("one", "two")
+    assert talk(FakeClient(CliError("no service"), "ok")).failed
+    say("one")
+    assert not talk(FakeClient("ok")).failed

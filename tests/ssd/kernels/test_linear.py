@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from ssd.kernels.linear import linear
+from ssd.kernels.linear import Residual, Squares, linear, linear_into
 from ssd.kernels.ops import TritonOps
 from ssd.kernels.tiles import TILES, LinearTile, guessed_tile, tile_for
+from ssd.layers.ops import TorchOps
 
 
 def rounded_product(x, weight, bias):
@@ -77,3 +78,53 @@ def test_guessed_tiles_share_the_work_among_splits_that_all_have_some(outputs, i
     steps = -(-inputs // tile.inputs)
     assert 1 <= tile.splits <= steps
     assert tile_for(outputs, inputs) in (tile, dict(TILES).get((outputs, inputs)))
+
+
+TILES_AND_SHAPES = [
+    (64, 64, LinearTile(32, 32, 1, 2, 4)),
+    (72, 136, LinearTile(32, 64, 2, 2, 4)),
+    (80, 320, LinearTile(16, 64, 4, 2, 4)),
+]
+
+
+def random_parts(outputs, inputs, rows, device):
+    generator = torch.Generator().manual_seed(rows)
+
+    def make(*shape):
+        return torch.randn(*shape, generator=generator).bfloat16().to(device)
+
+    weight = (make(outputs, inputs).float() / inputs**0.5).bfloat16()
+    return make(rows, inputs), weight, make(outputs), torch.zeros(64, dtype=torch.int32, device=device), make
+
+
+@pytest.mark.parametrize("rows", [1, 17])
+@pytest.mark.parametrize(("outputs", "inputs", "tile"), TILES_AND_SHAPES)
+def test_a_product_ends_in_the_residual_stream(device, rows, outputs, inputs, tile):
+    x, weight, bias, arrivals, make = random_parts(outputs, inputs, rows, device)
+    stream, norm = make(rows, outputs), make(outputs)
+    total, scaled, squares = linear_into(x, weight, bias, arrivals, tile, Residual(stream, norm))
+    expected = rounded_product(x, weight, bias).bfloat16() + stream
+    torch.testing.assert_close(total.float(), expected.float(), rtol=2e-2, atol=2e-2)
+    # What follows is made of the sum as it was rounded; the interpreter rounds towards zero.
+    torch.testing.assert_close(scaled.float(), total.float() * norm.float(), rtol=8e-3, atol=1e-6)
+    torch.testing.assert_close(squares.sum(0)[:rows], total.float().square().sum(1), rtol=1e-5, atol=1e-4)
+    assert not arrivals.any()
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("rows", [1, 17])
+@pytest.mark.parametrize(("outputs", "inputs", "tile"), TILES_AND_SHAPES)
+def test_a_product_of_a_stream_is_that_of_its_norm(device, gated, rows, outputs, inputs, tile):
+    total, weight, bias, arrivals, make = random_parts(outputs, inputs, rows, device)
+    norm, eps = make(inputs), 1e-5
+    pieces = total.float().square().split(24, dim=1)
+    squares = torch.full((len(pieces), 64), 7.0, device=device)
+    squares[:, :rows] = torch.stack([piece.sum(1) for piece in pieces])
+    scaled = (total.float() * norm.float()).bfloat16()
+    result = linear(scaled, weight, bias, arrivals, tile, squares=Squares(squares, eps), gated=gated)
+    normed = torch.nn.functional.rms_norm(total.float(), (inputs,), norm.float(), eps)
+    expected = normed @ weight.float().T + bias.float()
+    if gated:
+        expected = TorchOps().silu_mul(expected)
+    assert result.shape == expected.shape
+    torch.testing.assert_close(result.float(), expected, rtol=3e-2, atol=3e-2)

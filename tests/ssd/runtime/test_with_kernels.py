@@ -21,14 +21,20 @@ def kernels():
     return sys.modules["ssd.layers.attention_triton"], sys.modules["ssd.kernels.ops"]
 
 
-def test_steps_equal_the_reference(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("family", "dtype", "layers", "tolerance"), [("qwen3", "float32", 1, 1e-5), ("qwen2", "bfloat16", 2, 4e-2)]
+)
+def test_steps_equal_the_reference(tmp_path, monkeypatch, family, dtype, layers, tolerance):
     attention, own = kernels()
-    path = make_toy(tmp_path, "qwen3", layers=1)
+    path = make_toy(tmp_path, family, layers=layers)
     monkeypatch.setattr("ssd.models.loader.make_ops", lambda *_: own.TritonOps("cpu"))
-    fast = fast_engine(load_model(path, dtype="float32"), backend=attention.TritonAttention())
+    fast = fast_engine(load_model(path, dtype=dtype), backend=attention.TritonAttention())
     monkeypatch.undo()
     plain = Engine.load(path, dtype="float32", block_size=8)
-    assert fast.loaded.model.model.layers[0].self_attn.writer is not None
+    model = fast.loaded.model
+    assert model.model.layers[0].self_attn.writer is not None
+    # In 16 bits norms and sums are part of the products.
+    assert model.fused.fuses(torch.zeros(3, 64, dtype=fast.loaded.dtype)) is (dtype == "bfloat16")
     results = []
     for engine in (plain, fast):
         rows = []
@@ -42,5 +48,5 @@ def test_steps_equal_the_reference(tmp_path, monkeypatch):
         if engine is fast:
             first, _ = engine.runner.grow_on(items, [PlainDraw(1, 9, 0.0)] * 3, 2)
     for actual, expected in zip(results[1], results[0], strict=True):
-        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4)
-    assert first == results[0][1].argmax(-1).tolist()
+        assert (actual.float() - expected).norm() < tolerance * expected.norm()
+    assert first == results[1][1].float().argmax(-1).tolist()

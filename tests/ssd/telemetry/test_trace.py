@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from ssd.errors import FieldError
 from ssd.telemetry import trace
 from ssd.telemetry.trace import FileTracer, NoTracer, PartError, merge, open_tracer, parts_of, read_part
 
@@ -48,6 +49,11 @@ def test_without_a_file_nothing_happens():
     tracer.instant("engine", "step", 1.0)
     assert tracer.now() == 0.0
     tracer.close()
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(FieldError, match=r"trace: .*/missing/t\.json: No such file"):
+        open_tracer(str(tmp_path / "missing" / "t.json"), "target")
 
 
 def test_events_are_written_while_the_process_runs(tmp_path):
