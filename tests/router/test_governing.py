@@ -88,7 +88,8 @@ def test_a_fast_draft_is_used_and_the_plan_is_said_once():
     told = script.told
     script.run(100)
     assert script.advances == 160
-    assert script.told - told <= 3, "a plan is only sent when it has changed"
+    # Twice for each variation of the depth, of which there may be three in a hundred rounds.
+    assert script.told - told <= 6, "a plan is only sent when it has changed"
 
 
 def test_auto_turns_to_plain_decoding_when_the_draft_is_far_too_slow_and_comes_back():
