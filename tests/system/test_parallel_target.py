@@ -118,7 +118,7 @@ class Health:
         (2, signal.SIGSTOP, 1),
         (2, signal.SIGKILL, 0),
         (2, signal.SIGSTOP, 0),
-        (4, signal.SIGKILL, 3),
+        pytest.param(4, signal.SIGKILL, 3, marks=pytest.mark.slow),
     ],
 )
 def test_a_lost_rank_ends_the_group_and_no_stream(two: Two, ranks: int, number: signal.Signals, rank: int) -> None:

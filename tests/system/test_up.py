@@ -60,7 +60,7 @@ def test_generate_works_against_up_and_all_modes_agree(toys: Toys) -> None:
 def test_a_trace_shows_what_each_service_did(toys: Toys, tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
     with Command(*arguments(toys, "--port", "0", "--trace", str(file))) as up:
-        options = ["--address", wait_ready(up)["router"], "--max-tokens", "30", "--ignore-eos", "--mode", "ssd"]
+        options = ["--address", wait_ready(up)["router"], "--max-tokens", "400", "--ignore-eos", "--mode", "ssd"]
         with Command("generate", "hello", *options) as generate:
             assert generate.wait_end() == 0, generate.transcript()
         up.interrupt()

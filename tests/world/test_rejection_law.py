@@ -112,7 +112,7 @@ def noise_floor(chances: dict[tuple[int, ...], float]) -> float:
     return sum(distances) / len(distances)
 
 
-@pytest.mark.parametrize("scale", [1.0, 0.2])
+@pytest.mark.parametrize("scale", [1.0, pytest.param(0.2, marks=pytest.mark.slow)])
 def test_output_follows_the_targets_law(models: Models, scale: float) -> None:
     chances = models.chances()
     seen, hits, accepted = models.run(saguaro_c=scale)
