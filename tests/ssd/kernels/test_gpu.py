@@ -182,6 +182,41 @@ def test_a_captured_chain_of_a_layers_kernels_equals_the_reference(early):
             assert ((result - expected).float().norm() / expected.float().norm()).item() < 1e-2
 
 
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("rows", [1, 8, 24, 64])
+@pytest.mark.parametrize(("hidden", "inner"), [(1024, 3072), (5120, 25600), (576, 1536)])
+def test_a_captured_chain_of_fused_products_equals_the_separate_ones(hidden, inner, rows, early):
+    ops, reference = TritonOps(GPU, early=early), TorchOps()
+    x, stream, norm = (
+        torch.randn(*shape, device=GPU).bfloat16() for shape in ((rows, hidden), (rows, hidden), (hidden,))
+    )
+    out, gate_up, down = (
+        torch.randn(*shape, device=GPU).bfloat16() / shape[1] ** 0.5
+        for shape in ((hidden, hidden), (2 * inner, hidden), (hidden, inner))
+    )
+
+    def fused():
+        middle = ops.linear_into(x, out, None, stream, norm)
+        end = ops.linear_into(
+            ops.scaled_linear(middle, gate_up, None, 1e-6, gated=True), down, None, middle.total, norm
+        )
+        return ops.scaled_linear(end, out, None, 1e-6), end.total
+
+    def separate():
+        normed, total = reference.add_rms_norm(reference.linear(x, out, None), stream, norm, 1e-6)
+        inside = reference.silu_mul(reference.linear(normed, gate_up, None))
+        normed, total = reference.add_rms_norm(reference.linear(inside, down, None), total, norm, 1e-6)
+        return reference.linear(normed, out, None), total
+
+    graph, results = captured(fused)
+    expected = separate()
+    for _ in range(5):
+        graph.replay()
+        for result, wanted in zip(results, expected, strict=True):
+            assert ((result - wanted).float().norm() / wanted.float().norm()).item() < 1e-2
+    assert not ops.arrivals.any()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("count", [1, 7, 32])
 def test_draws_of_a_real_vocabulary_equal_the_reference(dtype, count):
