@@ -92,7 +92,7 @@ def _versions() -> dict[str, str]:
 
 
 def _cached(folder: Path) -> tuple[str, ...]:
-    return tuple(sorted(path.parent.name for path in folder.glob("*/config.json")))
+    return tuple(sorted(path.parent.name for path in folder.glob("models/*/config.json")))
 
 
 def _taken(address: str) -> str:

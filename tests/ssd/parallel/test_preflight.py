@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from ssd.cli.app import app
 from ssd.config import EngineConfig
 from ssd.errors import FieldError
+from ssd.models.cache import cache_root, made_once
 from ssd.parallel import findings, preflight
 from ssd.parallel.findings import Findings, Gpu, look
 from ssd.parallel.preflight import GIB, MIB, checks, require
@@ -92,3 +93,14 @@ def test_the_doctors_status_is_not_0_when_something_fails(monkeypatch):
     assert result.exit_code == 2
     assert "FAILED GPUs: torch finds 5 GPUs, and 8 from cuda:0 on" in result.output
     assert result.output.endswith("not ready: 1 of 9 checks failed\n")
+
+
+def test_converted_models_are_found_where_they_are_put(tmp_path, monkeypatch):
+    monkeypatch.setenv("SSD_CACHE", str(tmp_path))
+    assert look(memory=False).models == ()
+
+    def make(folder):
+        (folder / "config.json").write_text("{}")
+
+    made_once(cache_root() / "models" / "toy-1", make)
+    assert look(memory=False).models == ("toy-1",)
