@@ -18,7 +18,7 @@ Deterministic = Annotated[
 ]
 Threads = Annotated[int | None, typer.Option(help="torch threads of each model process.")]
 Tp = Annotated[
-    int | None, typer.Option("--tp", help="GPUs (on a CPU: processes) that share the target, or the draft served.")
+    int | None, typer.Option("--tp", help="GPUs (on a CPU: processes) that share the model; 1 to 8, of a draft 1 or 2.")
 ]
 DefaultMode = Annotated[str | None, typer.Option("--mode", help="ar, sd, ssd or auto, for requests that name none.")]
 DefaultK = Annotated[int | None, typer.Option("--k", help="Proposal length of requests that name none.")]
