@@ -32,6 +32,9 @@ def main() -> int:
     if place is None:
         raise FieldError("RANK", "is not set: ranks are started by rank 0, or by torchrun")
     if place.parent:
+        # Who asks all processes of a service to end asks rank 0 too, and that lets the others go when it has drained.
+        for asked in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(asked, signal.SIG_IGN)
         threading.Thread(target=_end_with_stdin, name="lifeline", daemon=True).start()
     return serve(place)
 
