@@ -12,7 +12,7 @@ from tests.system.reading import Reading, request
 from tests.system.services import System, Toys, running_system
 from tests.toy import make_noisy_draft, make_toy
 
-TOKENS = 4000
+TOKENS = 3000
 
 
 @pytest.fixture(scope="module")

@@ -92,8 +92,8 @@ def test_rows_that_hit_are_as_fast_beside_rows_that_miss(quick: System, slow: Sy
 
 
 @pytest.mark.timeout(300)
-def test_all_streams_finish_with_the_same_ids_when_the_slow_draft_stops(slow: System) -> None:
-    reference = run(slow)
+def test_all_streams_finish_with_the_same_ids_when_the_slow_draft_stops(quick: System, slow: System) -> None:
+    reference = run(quick)
     rows = [Reading(slow, request(types_pb2.MODE_SSD, TOKENS, seed=seed, drafts=1)) for seed in range(ROWS)]
     for row in rows:
         row.at_least(30)

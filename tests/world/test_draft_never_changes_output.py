@@ -17,7 +17,7 @@ from tests.world.cases import AR, BLOCK, SD, SSD, Case, Request, Settings, cases
 from tests.world.network import CALM, Chaos
 from tests.world.world import Result, World
 
-CASES_PER_FAMILY = 110
+CASES_PER_FAMILY = 100
 CONTEXT = 1024
 
 
