@@ -17,7 +17,7 @@ from ssd.models.cache import cache_root
 
 SHARED_MEMORY = Path("/dev/shm")
 PACKAGES = ("torch", "triton", "flash-attn", "flash-attn-4", "grpcio")
-_MPS_PIPES = "/tmp/nvidia-mps"
+_MPS_PIPES = "/tmp/nvidia-mps"  # where CUDA itself looks unless CUDA_MPS_PIPE_DIRECTORY says otherwise
 
 
 @dataclass(frozen=True)
