@@ -26,8 +26,14 @@ def wait_for_previous(early: tl.constexpr):
 
 
 @triton.jit
-def fetch_lines(pointers):
-    """Has the lines that are pointed at brought into the L2 cache, without waiting for them."""
+def fetch(pointers, size):
+    """Has `size` bytes (int32, a multiple of 16) from each pointer on brought into the L2 cache, without waiting for
+    them. Whole lines at a time: line by line the memory would be asked for parts of what it reads at once."""
     tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
+        "=r,l,r",
+        [pointers, size],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
     )

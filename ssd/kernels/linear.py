@@ -20,12 +20,12 @@ import torch
 import triton
 import triton.language as tl
 
-from ssd.kernels.dependent import fetch_lines, let_next_start, wait_for_previous
+from ssd.kernels.dependent import fetch, let_next_start, wait_for_previous
 from ssd.kernels.tiles import LinearTile
 
 MOST_ROWS = 64
 _SQUARES_ROWS = tl.constexpr(MOST_ROWS)
-_LINE = tl.constexpr(64)  # 16-bit numbers of one line of the L2
+_FIRST_WAVE = tl.constexpr(264)  # programs that can be waiting for the kernel before them
 
 
 @dataclass(frozen=True)
@@ -102,15 +102,16 @@ def skinny_linear(
     weights = weight + source.to(tl.int64)[:, None] * weight_stride + column[None, :]
     values = x + x_row[None, :] * x_stride + column[:, None]
     acc = tl.zeros([tile_outputs, height], dtype=tl.float32)
-    if early:
+    if early and tile + split * tl.num_programs(0) < _FIRST_WAVE:
         # Weights depend on no kernel: the first of them are on their way before the previous kernel has ended.
-        line = tl.arange(0, tile_inputs // _LINE if tile_inputs > _LINE else 1) * _LINE
-        for step in tl.static_range(ahead):
-            if (first + step + 1) * tile_inputs <= inputs:
-                lines = source.to(tl.int64)[:, None] * weight_stride + line[None, :]
-                fetch_lines(weight + lines + (first + step) * tile_inputs)
+        known = tl.minimum(inputs - first * tile_inputs, ahead * tile_inputs)
+        size = tl.zeros([tile_outputs], dtype=tl.int32) + tl.maximum(known, 0) * 2
+        fetch(weight + source.to(tl.int64) * weight_stride + first * tile_inputs, size)
     wait_for_previous(early)
     let_next_start(early)
+    if square_tiles > 0:
+        # Asked for now, needed behind the products.
+        square_sums = sums_of_squares(squares, row, square_tiles)
     for step in range(first, last):
         start = step * tile_inputs
         if inputs % tile_inputs == 0:
@@ -138,7 +139,7 @@ def skinny_linear(
     if finishing:
         kind = out.dtype.element_ty
         if square_tiles > 0:
-            acc *= one_by_rms(squares, row, square_tiles, inputs, eps)[None, :]
+            acc *= (1.0 / tl.sqrt(tl.sum(square_sums, 0) / inputs + eps))[None, :]
         if biased:
             acc += tl.load(bias + source).to(tl.float32)[:, None]
         if gated:
@@ -166,14 +167,14 @@ def skinny_linear(
 
 
 @triton.jit
-def one_by_rms(squares, row, tiles: tl.constexpr, width: tl.constexpr, eps):
-    """1 / root mean square of each of the rows, from the sums of squares of their tiles, added in order."""
-    total = row * 0.0
-    for start in tl.static_range(0, tiles, 32):
-        tile = start + tl.arange(0, 32)
-        part = tl.load(squares + tile[:, None] * _SQUARES_ROWS + row[None, :], mask=(tile < tiles)[:, None], other=0.0)
-        total += tl.sum(part, 0)
-    return 1.0 / tl.sqrt(total / width + eps)
+def sums_of_squares(squares, row, tiles: tl.constexpr):
+    """[32, rows]: the sums of the tiles 0, 32, 64, ... of each row, of the tiles 1, 33, ..., in order."""
+    tile = tl.arange(0, 32)
+    places = squares + tile[:, None] * _SQUARES_ROWS + row[None, :]
+    total = tl.load(places, mask=(tile < tiles)[:, None], other=0.0)
+    for start in tl.static_range(32, tiles, 32):
+        total += tl.load(places + start * _SQUARES_ROWS, mask=(start + tile < tiles)[:, None], other=0.0)
+    return total
 
 
 def linear(

@@ -23,8 +23,8 @@ _LEAST_CHUNK = 64
 # A long row in a wide batch is split at least so that no program reads more keys than this.
 _MOST_KEYS = 4096
 _MOST_SPLITS = 32
-# Programs that keep 132 multiprocessors busy.
-_PROGRAMS = 256
+# Programs that keep 132 multiprocessors busy in one wave: more splits cost more in merging than they win.
+_PROGRAMS = 128
 _MERGE_GROUP = 8
 # Bound of the memory for parts where there are many splits; more tokens are computed in several launches.
 _PARTS_BYTES = 256 << 20
@@ -137,7 +137,8 @@ class TritonAttention:
         if ctx.branches is not None:
             wanted = 1 if self.deterministic else -(-q.shape[0] // rows)
             shape = tile_shape(min(wanted * fold, 64), fold, q.shape[2], q.dtype)
-            return [Job(shape, self.splits(keys, rows * kv_heads), 0, _NO_LIMIT, search=False)]
+            tiles = rows * -(-wanted // (shape.rows // fold))
+            return [Job(shape, self.splits(keys, tiles * kv_heads), 0, _NO_LIMIT, search=False)]
         known = ctx.most_queries is None
         most = max(ctx.query_lens) if ctx.most_queries is None else ctx.most_queries
         if self.deterministic:
