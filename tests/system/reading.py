@@ -58,7 +58,7 @@ class Reading:
     def end(self) -> None:
         self._thread.join(120)
         assert not self._thread.is_alive()
-        assert self.error is None
+        assert self.error is None, repr(self.error)
         self._channel.close()
 
     @property

@@ -45,11 +45,11 @@ def test_one_gpu_takes_cuda_ipc_by_itself_carries_rejection_and_survives_a_kille
             reading.end()
         assert readings[0].ids == readings[1].ids
 
-        reading = Reading(system, request(SSD, 1500, verification=REJECTION))
+        reading = Reading(system, request(SSD, 900, verification=REJECTION))
         reading.at_least(40)
         system.supervisor["draft"].process.send_signal(signal.SIGKILL)
         reading.end()
-        assert len(reading.ids) == 1500
+        assert len(reading.ids) == 900
         system.restart("draft")
         peers.eventually(lambda: is_open(system) and plane(system).epoch > found.epoch, "the next epoch is open")
 
