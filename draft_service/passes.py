@@ -40,7 +40,8 @@ class Passes:
         """Prefill, the next tokens of just-in-time proposals, the roots of tables."""
         rows = [job.row for job in jobs]
         prefill = any(not row.logits or len(row.ids) - row.logits > self._ordinary for row in rows)
-        self._begin("trunk", now, len(rows), sum(len(row.ids) for row in rows), prefill)
+        asked = not prefill and all(job.sequence.work is Work.PROPOSE for job in jobs)
+        self._begin("trunk", now, len(rows), sum(len(row.ids) for row in rows), prefill, asked)
         if self._runner.draws and (draws := self._proposals(jobs)) is not None:
             return self._drafted(jobs, draws)
         done = [job for job in jobs if job.row.logits]
@@ -89,12 +90,12 @@ class Passes:
         )
         return timing
 
-    def _begin(self, kind: str, now: float, rows: int, tokens: int, prefill: bool) -> None:
+    def _begin(self, kind: str, now: float, rows: int, tokens: int, prefill: bool, asked: bool = False) -> None:
         self.count += 1
         self._kind = kind
         self._began = now
         self._steps = 1
-        self._running = draft_pb2.DraftTiming(rows=rows, tokens=tokens, prefill=prefill)
+        self._running = draft_pb2.DraftTiming(rows=rows, tokens=tokens, prefill=prefill, asked=asked)
 
     def _took(self, steps: int) -> None:
         """The pass was so many steps behind one another."""

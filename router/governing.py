@@ -47,6 +47,7 @@ class Governing:
 
     target: StepTimeFit = field(default_factory=lambda: StepTimeFit(TARGET_PRIOR))
     draft: StepTimeFit = field(default_factory=lambda: StepTimeFit(DRAFT_PRIOR))
+    asked: StepTimeFit = field(default_factory=lambda: StepTimeFit(DRAFT_PRIOR))  # passes that a target waits for
     workload: AcceptanceStatistics = field(default_factory=AcceptanceStatistics)
     decisions: Counter[tuple[str, str, bool]] = field(default_factory=Counter)  # new ones: (mode, fallback, probe)
     rounds: Counter[str] = field(default_factory=Counter)  # governed rounds, by the mode decided for
@@ -56,6 +57,7 @@ class Governing:
     _decided: dict[int, Decision] = field(default_factory=dict)
     _rtt: dict[object, float] = field(default_factory=dict)  # seconds, by peer
     _governed: set[int] = field(default_factory=set)
+    _anticipated: bool = False  # whether a pass for tables was seen
     _reviews: float = REVIEWS_SAVED  # that may be made now
     _waiting: dict[int, None] = field(default_factory=dict)  # sequences that would be looked at, in order
 
@@ -68,9 +70,15 @@ class Governing:
             _observe(self.target, timing)
 
     def draft_stepped(self, timing: draft_pb2.DraftTiming) -> None:
-        """A forward pass of a draft."""
-        if self._governed:
+        """A forward pass of a draft. On a GPU that it shares with the target it takes a few times longer while the
+        target computes, so what the target waits for is known by itself; until tables were made it stands for them."""
+        if not self._governed:
+            return
+        if timing.asked:
+            _observe(self.asked, timing)
+        if not timing.asked or not self._anticipated:
             _observe(self.draft, timing)
+        self._anticipated |= not timing.asked and not timing.prefill
 
     def round_trip(self, peer: object, seconds: float) -> None:
         """A message to a peer and its answer took so long."""
@@ -182,7 +190,7 @@ class Governing:
     def _governor(self, live: Live) -> Governor:
         limits = _limits(live)
         if limits not in self._governors:
-            self._governors[limits] = Governor(self.target, self.draft, limits)
+            self._governors[limits] = Governor(self.target, self.draft, limits, asked=self.asked)
         return self._governors[limits]
 
     def _has_turn(self, sequence: int) -> bool:

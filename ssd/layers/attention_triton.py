@@ -23,8 +23,9 @@ _LEAST_CHUNK = 64
 # A long row in a wide batch is split at least so that no program reads more keys than this.
 _MOST_KEYS = 4096
 _MOST_SPLITS = 32
-# Programs that keep 132 multiprocessors busy in one wave: more splits cost more in merging than they win.
-_PROGRAMS = 128
+# Programs that keep 132 multiprocessors busy; branch tiles are larger, and a second wave of them costs as much again.
+_PROGRAMS = 256
+_BRANCH_PROGRAMS = 128
 _MERGE_GROUP = 8
 # Bound of the memory for parts where there are many splits; more tokens are computed in several launches.
 _PARTS_BYTES = 256 << 20
@@ -138,7 +139,7 @@ class TritonAttention:
             wanted = 1 if self.deterministic else -(-q.shape[0] // rows)
             shape = tile_shape(min(wanted * fold, 64), fold, q.shape[2], q.dtype)
             tiles = rows * -(-wanted // (shape.rows // fold))
-            return [Job(shape, self.splits(keys, tiles * kv_heads), 0, _NO_LIMIT, search=False)]
+            return [Job(shape, self.splits(keys, tiles * kv_heads, _BRANCH_PROGRAMS), 0, _NO_LIMIT, search=False)]
         known = ctx.most_queries is None
         most = max(ctx.query_lens) if ctx.most_queries is None else ctx.most_queries
         if self.deterministic:
@@ -155,11 +156,11 @@ class TritonAttention:
             jobs.append(Job(short, self.splits(keys, rows * kv_heads), 0, few, search=False))
         return jobs
 
-    def splits(self, keys: int, programs: int) -> int:
-        """Splits of a table of `keys` slots where `programs` programs work without any."""
+    def splits(self, keys: int, programs: int, enough: int = _PROGRAMS) -> int:
+        """Splits of a table of `keys` slots where `programs` programs work without any, for `enough` of them."""
         if self.deterministic:
             return max(1, -(-keys // _FIXED_CHUNK))
-        wanted = max(triton.next_power_of_2(-(-_PROGRAMS // programs)), -(-keys // _MOST_KEYS))
+        wanted = max(triton.next_power_of_2(-(-enough // programs)), -(-keys // _MOST_KEYS))
         return max(1, min(wanted, _MOST_SPLITS, -(-keys // _LEAST_CHUNK)))
 
     def _windows(self, q: torch.Tensor, job: Job, ctx: AttentionContext) -> list[tuple[int, int]]:

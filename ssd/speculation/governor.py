@@ -129,6 +129,7 @@ class Governor:
     """Decides for the sequences of one target and its draft. Deterministic; not thread-safe; the clock is the round.
 
     target, draft   the fitted step times, kept up to date by the caller
+    asked           the draft's while a target waits for a proposal; None, or nothing seen = as `draft`
     """
 
     def __init__(
@@ -137,9 +138,12 @@ class Governor:
         draft: StepTimeFit,
         limits: Limits | None = None,
         settings: GovernorSettings | None = None,
+        *,
+        asked: StepTimeFit | None = None,
     ) -> None:
         self._target = target
         self._draft = draft
+        self._asked = asked
         self._limits = limits or Limits()
         self._settings = settings or GovernorSettings()
         self._sequences: dict[int, _Sequence] = {}
@@ -164,8 +168,14 @@ class Governor:
                 return state.decision
         review = state is None or state.trial_left or self._due(state, load)
         if state is None or review or state.followed != self._changes:
+            asked = self._asked.model if self._asked is not None and self._asked.observations else None
             outlook = Outlook(
-                statistics, self._target.model, self._draft.model, load, ngram_acceptance=ngram_acceptance
+                statistics,
+                self._target.model,
+                self._draft.model,
+                load,
+                ngram_acceptance=ngram_acceptance,
+                asked=asked,
             )
             if state is None or review:
                 state = self._reviewed(sequence, state, outlook, load)

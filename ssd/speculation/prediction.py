@@ -143,6 +143,7 @@ class Outlook:
     """Predictions for one moment; not to be kept while the statistics change.
 
     ngram_acceptance   chance that a token of prompt lookup is accepted, None = there is no such proposal
+    asked              the draft's step while the target waits for it, None = as any other
     """
 
     BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -156,10 +157,12 @@ class Outlook:
         load: Load,
         *,
         ngram_acceptance: float | None = None,
+        asked: StepTime | None = None,
     ) -> None:
         self._statistics = statistics
         self._target = target
         self._draft = draft
+        self._asked = draft if asked is None else asked
         self._load = load
         self._ngram = ngram_acceptance
         self._laws: dict[tuple[int, Fallback | None], tuple[float, ...]] = {}
@@ -216,7 +219,7 @@ class Outlook:
         rows, drafted = self._load.rows, setting.share * self._load.drafted
         tokens = _mean_tokens(self._law(setting.k, Fallback.JIT))
         verify = self._target(rows, rows * (1.0 + setting.share * setting.k))
-        seconds = verify + self._load.round_trip + setting.k * self._draft(drafted, drafted)
+        seconds = verify + self._load.round_trip + setting.k * self._asked(drafted, drafted)
         rate = rows * (1.0 + setting.share * (tokens - 1.0)) / seconds
         return Prediction(setting, rate, tokens, seconds, verify)
 
@@ -291,7 +294,7 @@ class Outlook:
         fallback = setting.fallback
         if fallback is Fallback.NONE:
             return self._state(fallback, 0, setting.budget, 0.0)
-        wait = self._load.round_trip + setting.k * self._draft(1, 1) if fallback is Fallback.JIT else 0.0
+        wait = self._load.round_trip + setting.k * self._asked(1, 1) if fallback is Fallback.JIT else 0.0
         return self._state(fallback, setting.k, setting.budget, wait)
 
     def _state(self, source: Fallback | None, length: int, budget: int, wait: float) -> _State:

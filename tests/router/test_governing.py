@@ -192,3 +192,35 @@ def test_nonsense_of_peers_is_not_learnt_from(step_ms):
     script.coordinator.on_draft("D", draft_pb2.DraftServiceServeResponse(timing=timing))
     script.coordinator.on_target("T", said(outcome(7, [5], proposed=1, accepted=9)))
     assert script.coordinator.governing.draft.observations == before
+
+
+def test_a_draft_that_is_slow_only_beside_the_target_is_asked_just_in_time():
+    def told(script, step_ms, asked, passes):
+        timing = draft_pb2.DraftTiming(rows=1, tokens=1 if asked else 8, step_ms=step_ms, asked=asked)
+        for _ in range(passes):
+            script.coordinator.on_draft("D", draft_pb2.DraftServiceServeResponse(timing=timing))
+
+    slow_beside, always_slow = Script(draft_ms=12.0), Script(draft_ms=12.0)
+    for script, asked_ms in ((slow_beside, 1.0), (always_slow, 12.0)):
+        script.run(10)
+        for _ in range(90):
+            told(script, asked_ms, True, 1)
+            script.round()
+    predicted = [
+        script.coordinator.governing.decision(1).predicted_tokens_per_s for script in (slow_beside, always_slow)
+    ]
+    assert predicted[0]["sd"] > 1.5 * predicted[1]["sd"]
+    assert predicted[0]["ar"] == pytest.approx(predicted[1]["ar"], rel=0.05)
+    assert slow_beside.modes(100).get(SD, 0) > 0.8
+    assert always_slow.modes(100).get(SD, 0) < 0.2
+    assert slow_beside.coordinator.governing.draft.model(1, 8) > 0.008, "what was asked for says nothing about tables"
+
+
+def test_before_any_table_proposals_tell_how_fast_a_draft_is():
+    script = Script()
+    script.coordinator.governing.decide(script.coordinator.of(1), (1, 1))
+    governing = script.coordinator.governing
+    timing = draft_pb2.DraftTiming(rows=1, tokens=1, step_ms=1.0, asked=True)
+    for _ in range(200):
+        governing.draft_stepped(timing)
+    assert governing.draft.model(1, 1) == pytest.approx(0.001, rel=0.05)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.ssd.v1 import types_pb2 as ssd_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12ssd/v1/draft.proto\x12\x06ssd.v1\x1a\x12ssd/v1/types.proto\"\x84\x02\n\x18\x44raftServiceServeRequest\x12\x1c\n\x05hello\x18\x01 \x01(\x0b\x32\r.ssd.v1.Hello\x12 \n\x05opens\x18\x02 \x03(\x0b\x32\x11.ssd.v1.DraftOpen\x12!\n\x08\x61\x64vances\x18\x03 \x03(\x0b\x32\x0f.ssd.v1.Advance\x12\x1f\n\x07resyncs\x18\x04 \x03(\x0b\x32\x0e.ssd.v1.Resync\x12\x0e\n\x06\x63loses\x18\x05 \x03(\x04\x12\x1a\n\x04ping\x18\x06 \x01(\x0b\x32\x0c.ssd.v1.Ping\x12\"\n\x06planes\x18\x07 \x03(\x0b\x32\x12.ssd.v1.PlaneOrder\x12\x14\n\x0cplane_closes\x18\x08 \x03(\r\"\xc9\x02\n\x19\x44raftServiceServeResponse\x12 \n\x07welcome\x18\x01 \x01(\x0b\x32\x0f.ssd.v1.Welcome\x12$\n\x06tables\x18\x02 \x03(\x0b\x32\x14.ssd.v1.OutcomeTable\x12#\n\tproposals\x18\x03 \x03(\x0b\x32\x10.ssd.v1.Proposal\x12\'\n\x0bneed_resync\x18\x04 \x03(\x0b\x32\x12.ssd.v1.NeedResync\x12 \n\x07refused\x18\x05 \x03(\x0b\x32\x0f.ssd.v1.Refused\x12\x0e\n\x06\x63losed\x18\x06 \x03(\x04\x12\x1a\n\x04pong\x18\x07 \x01(\x0b\x32\x0c.ssd.v1.Pong\x12#\n\x06timing\x18\x08 \x01(\x0b\x32\x13.ssd.v1.DraftTiming\x12#\n\x06planes\x18\t \x03(\x0b\x32\x13.ssd.v1.PlaneReport\"M\n\x0b\x44raftTiming\x12\x0c\n\x04rows\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12\x0f\n\x07prefill\x18\x03 \x01(\x08\x12\x0f\n\x07step_ms\x18\x04 \x01(\x01\"\xdc\x02\n\tDraftOpen\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12\x12\n\nprompt_len\x18\x03 \x01(\r\x12,\n\x08sampling\x18\x04 \x01(\x0b\x32\x1a.ssd.v1.SamplingParameters\x12#\n\x06limits\x18\x05 \x01(\x0b\x32\x13.ssd.v1.TokenLimits\x12\x1a\n\x04mode\x18\x06 \x01(\x0e\x32\x0c.ssd.v1.Mode\x12\t\n\x01k\x18\x07 \x01(\r\x12\x1f\n\x07\x66\x61n_out\x18\x08 \x01(\x0b\x32\x0e.ssd.v1.FanOut\x12\x15\n\rneed_proposal\x18\t \x01(\x08\x12*\n\x0cverification\x18\n \x01(\x0e\x32\x14.ssd.v1.Verification\x12\x11\n\tsaguaro_c\x18\x0b \x01(\x01\x12\x0c\n\x04part\x18\x0c \x01(\r\x12\r\n\x05parts\x18\r \x01(\r\x12\x0e\n\x06target\x18\x0e \x01(\r\"R\n\tDraftPlan\x12\x1a\n\x04mode\x18\x01 \x01(\x0e\x32\x0c.ssd.v1.Mode\x12\t\n\x01k\x18\x02 \x01(\r\x12\r\n\x05\x64\x65pth\x18\x03 \x01(\r\x12\x0f\n\x07\x66\x61n_out\x18\x04 \x03(\r\"\xf3\x01\n\x07\x41\x64vance\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x10\n\x08\x62\x61se_len\x18\x02 \x01(\r\x12\x0b\n\x03ids\x18\x03 \x03(\r\x12\x15\n\rneed_proposal\x18\x04 \x01(\x08\x12\x12\n\nnext_depth\x18\x05 \x01(\r\x12\x1f\n\x04plan\x18\x06 \x01(\x0b\x32\x11.ssd.v1.DraftPlan\x12\x11\n\tin_flight\x18\x07 \x03(\r\x12+\n\x0bnext_source\x18\x08 \x01(\x0e\x32\x16.ssd.v1.ProposalSource\x12\x0c\n\x04part\x18\t \x01(\r\x12\r\n\x05parts\x18\n \x01(\r\x12\x0e\n\x06target\x18\x0b \x01(\r\">\n\x06Resync\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12\x15\n\rneed_proposal\x18\x03 \x01(\x08\"0\n\nNeedResync\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x10\n\x08have_len\x18\x02 \x01(\r\"\x1e\n\x1c\x44raftServiceGetStatusRequest\"r\n\x1d\x44raftServiceGetStatusResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12 \n\x05model\x18\x02 \x01(\x0b\x32\x11.ssd.v1.ModelInfo\x12 \n\x04load\x18\x03 \x01(\x0b\x32\x12.ssd.v1.EngineLoad2\xba\x01\n\x0c\x44raftService\x12P\n\x05Serve\x12 .ssd.v1.DraftServiceServeRequest\x1a!.ssd.v1.DraftServiceServeResponse(\x01\x30\x01\x12X\n\tGetStatus\x12$.ssd.v1.DraftServiceGetStatusRequest\x1a%.ssd.v1.DraftServiceGetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12ssd/v1/draft.proto\x12\x06ssd.v1\x1a\x12ssd/v1/types.proto\"\x84\x02\n\x18\x44raftServiceServeRequest\x12\x1c\n\x05hello\x18\x01 \x01(\x0b\x32\r.ssd.v1.Hello\x12 \n\x05opens\x18\x02 \x03(\x0b\x32\x11.ssd.v1.DraftOpen\x12!\n\x08\x61\x64vances\x18\x03 \x03(\x0b\x32\x0f.ssd.v1.Advance\x12\x1f\n\x07resyncs\x18\x04 \x03(\x0b\x32\x0e.ssd.v1.Resync\x12\x0e\n\x06\x63loses\x18\x05 \x03(\x04\x12\x1a\n\x04ping\x18\x06 \x01(\x0b\x32\x0c.ssd.v1.Ping\x12\"\n\x06planes\x18\x07 \x03(\x0b\x32\x12.ssd.v1.PlaneOrder\x12\x14\n\x0cplane_closes\x18\x08 \x03(\r\"\xc9\x02\n\x19\x44raftServiceServeResponse\x12 \n\x07welcome\x18\x01 \x01(\x0b\x32\x0f.ssd.v1.Welcome\x12$\n\x06tables\x18\x02 \x03(\x0b\x32\x14.ssd.v1.OutcomeTable\x12#\n\tproposals\x18\x03 \x03(\x0b\x32\x10.ssd.v1.Proposal\x12\'\n\x0bneed_resync\x18\x04 \x03(\x0b\x32\x12.ssd.v1.NeedResync\x12 \n\x07refused\x18\x05 \x03(\x0b\x32\x0f.ssd.v1.Refused\x12\x0e\n\x06\x63losed\x18\x06 \x03(\x04\x12\x1a\n\x04pong\x18\x07 \x01(\x0b\x32\x0c.ssd.v1.Pong\x12#\n\x06timing\x18\x08 \x01(\x0b\x32\x13.ssd.v1.DraftTiming\x12#\n\x06planes\x18\t \x03(\x0b\x32\x13.ssd.v1.PlaneReport\"\\\n\x0b\x44raftTiming\x12\x0c\n\x04rows\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12\x0f\n\x07prefill\x18\x03 \x01(\x08\x12\x0f\n\x07step_ms\x18\x04 \x01(\x01\x12\r\n\x05\x61sked\x18\x05 \x01(\x08\"\xdc\x02\n\tDraftOpen\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12\x12\n\nprompt_len\x18\x03 \x01(\r\x12,\n\x08sampling\x18\x04 \x01(\x0b\x32\x1a.ssd.v1.SamplingParameters\x12#\n\x06limits\x18\x05 \x01(\x0b\x32\x13.ssd.v1.TokenLimits\x12\x1a\n\x04mode\x18\x06 \x01(\x0e\x32\x0c.ssd.v1.Mode\x12\t\n\x01k\x18\x07 \x01(\r\x12\x1f\n\x07\x66\x61n_out\x18\x08 \x01(\x0b\x32\x0e.ssd.v1.FanOut\x12\x15\n\rneed_proposal\x18\t \x01(\x08\x12*\n\x0cverification\x18\n \x01(\x0e\x32\x14.ssd.v1.Verification\x12\x11\n\tsaguaro_c\x18\x0b \x01(\x01\x12\x0c\n\x04part\x18\x0c \x01(\r\x12\r\n\x05parts\x18\r \x01(\r\x12\x0e\n\x06target\x18\x0e \x01(\r\"R\n\tDraftPlan\x12\x1a\n\x04mode\x18\x01 \x01(\x0e\x32\x0c.ssd.v1.Mode\x12\t\n\x01k\x18\x02 \x01(\r\x12\r\n\x05\x64\x65pth\x18\x03 \x01(\r\x12\x0f\n\x07\x66\x61n_out\x18\x04 \x03(\r\"\xf3\x01\n\x07\x41\x64vance\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x10\n\x08\x62\x61se_len\x18\x02 \x01(\r\x12\x0b\n\x03ids\x18\x03 \x03(\r\x12\x15\n\rneed_proposal\x18\x04 \x01(\x08\x12\x12\n\nnext_depth\x18\x05 \x01(\r\x12\x1f\n\x04plan\x18\x06 \x01(\x0b\x32\x11.ssd.v1.DraftPlan\x12\x11\n\tin_flight\x18\x07 \x03(\r\x12+\n\x0bnext_source\x18\x08 \x01(\x0e\x32\x16.ssd.v1.ProposalSource\x12\x0c\n\x04part\x18\t \x01(\r\x12\r\n\x05parts\x18\n \x01(\r\x12\x0e\n\x06target\x18\x0b \x01(\r\">\n\x06Resync\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12\x15\n\rneed_proposal\x18\x03 \x01(\x08\"0\n\nNeedResync\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x10\n\x08have_len\x18\x02 \x01(\r\"\x1e\n\x1c\x44raftServiceGetStatusRequest\"r\n\x1d\x44raftServiceGetStatusResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12 \n\x05model\x18\x02 \x01(\x0b\x32\x11.ssd.v1.ModelInfo\x12 \n\x04load\x18\x03 \x01(\x0b\x32\x12.ssd.v1.EngineLoad2\xba\x01\n\x0c\x44raftService\x12P\n\x05Serve\x12 .ssd.v1.DraftServiceServeRequest\x1a!.ssd.v1.DraftServiceServeResponse(\x01\x30\x01\x12X\n\tGetStatus\x12$.ssd.v1.DraftServiceGetStatusRequest\x1a%.ssd.v1.DraftServiceGetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,21 +37,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAFTSERVICESERVERESPONSE']._serialized_start=314
   _globals['_DRAFTSERVICESERVERESPONSE']._serialized_end=643
   _globals['_DRAFTTIMING']._serialized_start=645
-  _globals['_DRAFTTIMING']._serialized_end=722
-  _globals['_DRAFTOPEN']._serialized_start=725
-  _globals['_DRAFTOPEN']._serialized_end=1073
-  _globals['_DRAFTPLAN']._serialized_start=1075
-  _globals['_DRAFTPLAN']._serialized_end=1157
-  _globals['_ADVANCE']._serialized_start=1160
-  _globals['_ADVANCE']._serialized_end=1403
-  _globals['_RESYNC']._serialized_start=1405
-  _globals['_RESYNC']._serialized_end=1467
-  _globals['_NEEDRESYNC']._serialized_start=1469
-  _globals['_NEEDRESYNC']._serialized_end=1517
-  _globals['_DRAFTSERVICEGETSTATUSREQUEST']._serialized_start=1519
-  _globals['_DRAFTSERVICEGETSTATUSREQUEST']._serialized_end=1549
-  _globals['_DRAFTSERVICEGETSTATUSRESPONSE']._serialized_start=1551
-  _globals['_DRAFTSERVICEGETSTATUSRESPONSE']._serialized_end=1665
-  _globals['_DRAFTSERVICE']._serialized_start=1668
-  _globals['_DRAFTSERVICE']._serialized_end=1854
+  _globals['_DRAFTTIMING']._serialized_end=737
+  _globals['_DRAFTOPEN']._serialized_start=740
+  _globals['_DRAFTOPEN']._serialized_end=1088
+  _globals['_DRAFTPLAN']._serialized_start=1090
+  _globals['_DRAFTPLAN']._serialized_end=1172
+  _globals['_ADVANCE']._serialized_start=1175
+  _globals['_ADVANCE']._serialized_end=1418
+  _globals['_RESYNC']._serialized_start=1420
+  _globals['_RESYNC']._serialized_end=1482
+  _globals['_NEEDRESYNC']._serialized_start=1484
+  _globals['_NEEDRESYNC']._serialized_end=1532
+  _globals['_DRAFTSERVICEGETSTATUSREQUEST']._serialized_start=1534
+  _globals['_DRAFTSERVICEGETSTATUSREQUEST']._serialized_end=1564
+  _globals['_DRAFTSERVICEGETSTATUSRESPONSE']._serialized_start=1566
+  _globals['_DRAFTSERVICEGETSTATUSRESPONSE']._serialized_end=1680
+  _globals['_DRAFTSERVICE']._serialized_start=1683
+  _globals['_DRAFTSERVICE']._serialized_end=1869
 # @@protoc_insertion_point(module_scope)

@@ -50,16 +50,18 @@ class DraftServiceServeResponse(_message.Message):
     def __init__(self, welcome: _Optional[_Union[_types_pb2.Welcome, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[_types_pb2.OutcomeTable, _Mapping]]] = ..., proposals: _Optional[_Iterable[_Union[_types_pb2.Proposal, _Mapping]]] = ..., need_resync: _Optional[_Iterable[_Union[NeedResync, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[_types_pb2.Refused, _Mapping]]] = ..., closed: _Optional[_Iterable[int]] = ..., pong: _Optional[_Union[_types_pb2.Pong, _Mapping]] = ..., timing: _Optional[_Union[DraftTiming, _Mapping]] = ..., planes: _Optional[_Iterable[_Union[_types_pb2.PlaneReport, _Mapping]]] = ...) -> None: ...
 
 class DraftTiming(_message.Message):
-    __slots__ = ("rows", "tokens", "prefill", "step_ms")
+    __slots__ = ("rows", "tokens", "prefill", "step_ms", "asked")
     ROWS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    ASKED_FIELD_NUMBER: _ClassVar[int]
     rows: int
     tokens: int
     prefill: bool
     step_ms: float
-    def __init__(self, rows: _Optional[int] = ..., tokens: _Optional[int] = ..., prefill: bool = ..., step_ms: _Optional[float] = ...) -> None: ...
+    asked: bool
+    def __init__(self, rows: _Optional[int] = ..., tokens: _Optional[int] = ..., prefill: bool = ..., step_ms: _Optional[float] = ..., asked: bool = ...) -> None: ...
 
 class DraftOpen(_message.Message):
     __slots__ = ("sequence", "ids", "prompt_len", "sampling", "limits", "mode", "k", "fan_out", "need_proposal", "verification", "saguaro_c", "part", "parts", "target")
