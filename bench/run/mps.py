@@ -14,6 +14,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 PROGRAM = "nvidia-cuda-mps-control"
+SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+DEFAULT_SHARE = "85"
+"""Of the multiprocessors that one process may use, unless the environment says otherwise: bound by memory, the target
+hardly misses the others, and the draft's short kernels need not wait for it there."""
 READY_WITHIN_S = 10.0
 ANSWER_WITHIN_S = 5.0
 QUIT_WITHIN_S = 15.0
@@ -36,6 +40,7 @@ def mps(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
     own = {"CUDA_MPS_PIPE_DIRECTORY": str(folder / "pipe"), "CUDA_MPS_LOG_DIRECTORY": str(folder / "log")}
     for directory in own.values():
         Path(directory).mkdir()
+    own[SHARE] = environment.get(SHARE, DEFAULT_SHARE)
     known = {**environment, **own}
     try:
         with (folder / "out").open("wb") as out:

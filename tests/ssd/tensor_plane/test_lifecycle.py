@@ -46,7 +46,8 @@ class Peer:
         self.start()
 
     def start(self) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}
         self.process = subprocess.Popen(
             [sys.executable, "-m", PEER, self.role, self._device],
             stdin=subprocess.PIPE,
