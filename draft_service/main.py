@@ -11,7 +11,6 @@ import structlog
 import torch
 
 from draft_service.engine import DraftEngine
-from draft_service.experience import RANKS_KEPT
 from draft_service.servicer import SERVICE, DraftServicer, Request
 from protos.ssd.v1 import draft_pb2, draft_pb2_grpc, types_pb2
 from ssd.config import DraftConfig
@@ -26,6 +25,7 @@ from ssd.rpc.engine_process import LoadProgress, run_engine
 from ssd.rpc.model_info import model_info
 from ssd.rpc.server import Server, StartupError
 from ssd.runtime.assembly import make_runner
+from ssd.runtime.draws import MOST_RANKED
 from ssd.runtime.step_sizes import Demand
 from ssd.telemetry import logging
 from ssd.telemetry.trace import NO_TRACER, Tracer, open_tracer
@@ -109,7 +109,9 @@ def demand_of(config: DraftConfig, vocab_size: int) -> Demand:
         sequences=config.engine.max_sequences,
         branches=config.max_branches,
         depth=config.max_k,
-        candidates=RANKS_KEPT + 1,
+        # The most that are ranked on the device, whatever a table asks for: a step for another number would be prepared
+        # while sequences wait for it.
+        candidates=min(MOST_RANKED, vocab_size),
         chain=config.max_k,
         vocab=vocab_size,
     )

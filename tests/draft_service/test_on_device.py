@@ -3,9 +3,11 @@
 import pytest
 
 from draft_service.engine import DraftEngine
+from draft_service.main import demand_of
 from protos.ssd.v1 import draft_pb2, types_pb2
 from ssd.config import DraftConfig, EngineConfig
 from ssd.models.loader import LoadedModel
+from ssd.runtime.draws import MOST_RANKED
 from tests.draft_service.harness import BLOCK, Reference, Request, Wire, make_engine, serve_truth
 from tests.ssd.runtime.standin import fast_engine
 from tests.toy import EOS
@@ -144,3 +146,8 @@ def test_timing_is_that_of_one_forward_pass(loaded: LoadedModel) -> None:
     (response,) = wire.engine.finish(10.4).values()
     assert isinstance(response, draft_pb2.DraftServiceServeResponse)
     assert response.timing.step_ms == pytest.approx(100.0)
+
+
+def test_one_prepared_step_ranks_whatever_a_table_asks_for():
+    assert demand_of(DraftConfig(), 49152).candidates == MOST_RANKED
+    assert demand_of(DraftConfig(), 20).candidates == 20
