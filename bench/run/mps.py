@@ -16,8 +16,8 @@ from pathlib import Path
 PROGRAM = "nvidia-cuda-mps-control"
 SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 DEFAULT_SHARE = "85"
-"""Of the multiprocessors that one process may use, unless the environment says otherwise: bound by memory, the target should
-hardly miss the others, and the draft's short kernels need not wait for it there."""
+"""Of the multiprocessors that one process may use, unless the environment says otherwise: bound by memory, the target
+should hardly miss the others, and the draft's short kernels need not wait for it there."""
 READY_WITHIN_S = 10.0
 ANSWER_WITHIN_S = 5.0
 QUIT_WITHIN_S = 15.0
