@@ -28,7 +28,7 @@ def wait_for_previous(early: tl.constexpr):
 @triton.jit
 def fetch(pointers, size):
     """Has `size` bytes (int32, a multiple of 16) from each pointer on brought into the L2 cache, without waiting for
-    them. Whole lines at a time: line by line the memory would be asked for parts of what it reads at once."""
+    them."""
     tl.inline_asm_elementwise(
         "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
         "=r,l,r",

@@ -195,16 +195,12 @@ def test_nonsense_of_peers_is_not_learnt_from(step_ms):
 
 
 def test_a_draft_that_is_slow_only_beside_the_target_is_asked_just_in_time():
-    def told(script, step_ms, asked, passes):
-        timing = draft_pb2.DraftTiming(rows=1, tokens=1 if asked else 8, step_ms=step_ms, asked=asked)
-        for _ in range(passes):
-            script.coordinator.on_draft("D", draft_pb2.DraftServiceServeResponse(timing=timing))
-
     slow_beside, always_slow = Script(draft_ms=12.0), Script(draft_ms=12.0)
     for script, asked_ms in ((slow_beside, 1.0), (always_slow, 12.0)):
         script.run(10)
+        timing = draft_pb2.DraftTiming(rows=1, tokens=1, step_ms=asked_ms, asked=True)
         for _ in range(90):
-            told(script, asked_ms, True, 1)
+            script.coordinator.on_draft("D", draft_pb2.DraftServiceServeResponse(timing=timing))
             script.round()
     predicted = [
         script.coordinator.governing.decision(1).predicted_tokens_per_s for script in (slow_beside, always_slow)
