@@ -17,6 +17,7 @@ from ssd.speculation.governor import Decision, Governor
 from ssd.speculation.prediction import Fallback, Limits, Load, Mode
 from ssd.speculation.ranks import AcceptanceStatistics, DecayingRate
 from ssd.speculation.step_time import StepTime, StepTimeFit
+from ssd.telemetry.trace import NO_TRACER, Tracer
 
 # Believed until steps were seen; what counts is that a draft is a few times faster.
 TARGET_PRIOR = StepTime(0.02, 2e-4, 1e-4)
@@ -43,12 +44,13 @@ REVIEWS_SAVED = 4.0
 
 @dataclass
 class Governing:
-    """Not thread-safe; no clock but the rounds."""
+    """Not thread-safe; no clock but the rounds and, for timelines, the tracer's."""
 
     target: StepTimeFit = field(default_factory=lambda: StepTimeFit(TARGET_PRIOR))
     draft: StepTimeFit = field(default_factory=lambda: StepTimeFit(DRAFT_PRIOR))
     asked: StepTimeFit = field(default_factory=lambda: StepTimeFit(DRAFT_PRIOR))  # passes that a target waits for
     workload: AcceptanceStatistics = field(default_factory=AcceptanceStatistics)
+    tracer: Tracer = NO_TRACER
     decisions: Counter[tuple[str, str, bool]] = field(default_factory=Counter)  # new ones: (mode, fallback, probe)
     rounds: Counter[str] = field(default_factory=Counter)  # governed rounds, by the mode decided for
     _statistics: dict[int, AcceptanceStatistics] = field(default_factory=dict)
@@ -126,6 +128,7 @@ class Governing:
         self._decided[live.sequence] = decision
         if before is None or _settings(decision) != _settings(before):
             self.decisions[decision.mode.value, decision.fallback.value, decision.probe] += 1
+            self._note(live.sequence, decision)
         live.wants_drafts = decision.mode is not Mode.AR
         live.anticipates = decision.mode is Mode.SSD
         live.asks_after_miss = decision.mode is Mode.SD or decision.fallback is Fallback.JIT
@@ -180,6 +183,14 @@ class Governing:
         )
 
     # Inside
+
+    def _note(self, sequence: int, decision: Decision) -> None:
+        """A decision, and what it was taken from, in the timeline."""
+        at = self.tracer.now()
+        if at:
+            fits = {"target": self.target, "draft": self.draft, "asked": self.asked}
+            known = {f"{name}_ms": round(fit.model(1, 1) * 1e3, 3) for name, fit in fits.items() if fit.observations}
+            self.tracer.instant("governor", decision.mode.value, at, sequence=sequence, reason=decision.reason, **known)
 
     def _of(self, sequence: int) -> AcceptanceStatistics:
         known = self._statistics.get(sequence)

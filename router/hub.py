@@ -16,6 +16,7 @@ from google.rpc import code_pb2
 from protos.ssd.v1 import types_pb2
 from router.coordinator import Coordinator, Emitted, Event
 from router.delivery import Delivery
+from router.governing import Governing
 from router.live import Failure
 from router.peer import DRAFT, TARGET, Connection, Peer
 from router.plan import Plan
@@ -49,6 +50,7 @@ class Hub:
         self._tracer = tracer
         self._hop_began = 0.0  # the first message since the last flush came then; 0 = none, or no trace
         self.coordinator = Coordinator(
+            governing=Governing(tracer=tracer),
             tensor_plane=config.tensor_plane, plane_limit_s=config.plane_limit_s, name=f"{epoch:x}"
         )
         self.targets = [Peer(address, TARGET, config, epoch, self) for address in config.targets]

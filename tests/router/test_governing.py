@@ -6,7 +6,8 @@ import pytest
 
 from protos.ssd.v1 import draft_pb2, target_pb2, types_pb2
 from router.coordinator import Coordinator
-from router.governing import REVIEWS_SAVED
+from router.governing import REVIEWS_SAVED, Governing
+from ssd.telemetry.trace import FileTracer, read_part
 from tests.router.coordination import outcome, plan, said
 
 AR, SD, SSD, AUTO = types_pb2.MODE_AR, types_pb2.MODE_SD, types_pb2.MODE_SSD, types_pb2.MODE_AUTO
@@ -220,3 +221,15 @@ def test_before_any_table_proposals_tell_how_fast_a_draft_is():
     for _ in range(200):
         governing.draft_stepped(timing)
     assert governing.draft.model(1, 1) == pytest.approx(0.001, rel=0.05)
+
+
+def test_decisions_stand_in_the_timeline(tmp_path):
+    tracer = FileTracer(tmp_path / "t.json", "router", flush_every_s=60.0)
+    script = Script(coordinator=Coordinator(governing=Governing(tracer=tracer)))
+    script.run(20)
+    tracer.close()
+    _, _, events = read_part(tracer.path)
+    noted = [values for lane, _, _, ended, values in events if lane == "governor" and ended is None]
+    assert len(noted) == script.coordinator.governing.decisions.total() > 0
+    assert noted[0]["sequence"] == 1 and "tok/s" in noted[0]["reason"]
+    assert noted[-1]["target_ms"] > 0.0
