@@ -36,6 +36,8 @@ _NGRAM = (500.0, 0.3, 10.0)
 LONGEST_STEP_MS = 5000.0
 """What takes longer was no step but a process that stood still, and says nothing about steps."""
 _RTT_WEIGHT = 0.2
+# Steps after the first table is asked for, or after the last one, that may have begun before the draft heard of it.
+_STEPS_IN_FLIGHT = 2
 # A look at all settings takes milliseconds, in a process that streams to everybody. So there are only so many for each
 # step of a target, and where many sequences are due at once they take turns.
 REVIEWS_PER_STEP = 0.25
@@ -46,8 +48,9 @@ REVIEWS_SAVED = 4.0
 class Governing:
     """Not thread-safe; no clock but the rounds and, for timelines, the tracer's."""
 
-    target: StepTimeFit = field(default_factory=lambda: StepTimeFit(TARGET_PRIOR))
-    draft: StepTimeFit = field(default_factory=lambda: StepTimeFit(DRAFT_PRIOR))
+    target: StepTimeFit = field(default_factory=lambda: StepTimeFit(TARGET_PRIOR))  # steps beside which tables are made
+    alone: StepTimeFit = field(default_factory=lambda: StepTimeFit(TARGET_PRIOR))  # steps beside which none is
+    draft: StepTimeFit = field(default_factory=lambda: StepTimeFit(DRAFT_PRIOR))  # passes that nobody waits for
     asked: StepTimeFit = field(default_factory=lambda: StepTimeFit(DRAFT_PRIOR))  # passes that a target waits for
     workload: AcceptanceStatistics = field(default_factory=AcceptanceStatistics)
     tracer: Tracer = NO_TRACER
@@ -59,28 +62,30 @@ class Governing:
     _decided: dict[int, Decision] = field(default_factory=dict)
     _rtt: dict[object, float] = field(default_factory=dict)  # seconds, by peer
     _governed: set[int] = field(default_factory=set)
-    _anticipated: bool = False  # whether a pass for tables was seen
+    _anticipating: set[int] = field(default_factory=set)  # sequences that tables are made for
+    _unclear: int = 0  # coming steps of which nobody knows what runs beside them
     _reviews: float = REVIEWS_SAVED  # that may be made now
     _waiting: dict[int, None] = field(default_factory=dict)  # sequences that would be looked at, in order
 
     # What is measured
 
     def target_stepped(self, timing: target_pb2.StepTiming) -> None:
-        """A step of a target. Steps with prefill are another matter than the rounds that are decided about."""
+        """A step of a target. Steps with prefill are another matter than the rounds that are decided about.
+
+        On a GPU that target and draft share a step takes longer while tables are made. Tables of a few rows count as
+        well: AR and SD, which `alone` is for, have none at all.
+        """
         self._reviews = min(REVIEWS_SAVED, self._reviews + REVIEWS_PER_STEP)
-        if self._governed:
-            _observe(self.target, timing)
+        if self._unclear:
+            self._unclear -= 1
+        elif self._governed:
+            _observe(self.target if self._anticipating else self.alone, timing)
 
     def draft_stepped(self, timing: draft_pb2.DraftTiming) -> None:
         """A forward pass of a draft. On a GPU that it shares with the target it takes a few times longer while the
-        target computes, so what the target waits for is known by itself; until tables were made it stands for them."""
-        if not self._governed:
-            return
-        if timing.asked:
-            _observe(self.asked, timing)
-        if not timing.asked or not self._anticipated:
-            _observe(self.draft, timing)
-        self._anticipated |= not timing.asked and not timing.prefill
+        target computes, so what the target waits for is known by itself."""
+        if self._governed:
+            _observe(self.asked if timing.asked else self.draft, timing)
 
     def round_trip(self, peer: object, seconds: float) -> None:
         """A message to a peer and its answer took so long."""
@@ -92,6 +97,8 @@ class Governing:
 
     def observe(self, live: Live, outcome: target_pb2.StepOutcome, rank: int | None, listed: int | None) -> None:
         """A round's outcome; rank and listed as AcceptanceStatistics.observe has them."""
+        if not live.plan.governed:
+            self._see_tables(live)
         proposed, accepted = outcome.proposed, outcome.accepted
         if accepted > proposed:
             return  # no target of ours says that
@@ -119,12 +126,15 @@ class Governing:
             decision = self._governor(live).decide(
                 live.sequence, self._of(live.sequence), load, ngram_acceptance=self._ngram_acceptance(live)
             )
-        if decision is None:
-            return
-        self.rounds[decision.mode.value] += 1
-        if decision is before:
-            return
-        self._reviews = max(0.0, self._reviews - 1.0)
+        if decision is not None:
+            self.rounds[decision.mode.value] += 1
+            if decision is not before:
+                self._reviews = max(0.0, self._reviews - 1.0)
+                self._adopt(live, decision, before)
+        self._see_tables(live)
+
+    def _adopt(self, live: Live, decision: Decision, before: Decision | None) -> None:
+        """Note a new decision, and in `live` what its peers have to hear."""
         self._decided[live.sequence] = decision
         if before is None or _settings(decision) != _settings(before):
             self.decisions[decision.mode.value, decision.fallback.value, decision.probe] += 1
@@ -145,6 +155,7 @@ class Governing:
         self._decided.pop(live.sequence, None)
         self._governed.discard(live.sequence)
         self._waiting.pop(live.sequence, None)
+        self._see_tables(live, ended=True)
         if live.plan.governed and (governor := self._governors.get(_limits(live))) is not None:
             governor.forget(live.sequence)
 
@@ -184,11 +195,21 @@ class Governing:
 
     # Inside
 
+    def _see_tables(self, live: Live, *, ended: bool = False) -> None:
+        """Keep in mind whether tables are made for a sequence, governed or not."""
+        before = bool(self._anticipating)
+        if live.anticipates and live.links and not ended:
+            self._anticipating.add(live.sequence)
+        else:
+            self._anticipating.discard(live.sequence)
+        if bool(self._anticipating) != before:
+            self._unclear = _STEPS_IN_FLIGHT
+
     def _note(self, sequence: int, decision: Decision) -> None:
         """A decision, and what it was taken from, in the timeline."""
         at = self.tracer.now()
         if at:
-            fits = {"target": self.target, "draft": self.draft, "asked": self.asked}
+            fits = {"target": self.target, "alone": self.alone, "draft": self.draft, "asked": self.asked}
             known = {f"{name}_ms": round(fit.model(1, 1) * 1e3, 3) for name, fit in fits.items() if fit.observations}
             self.tracer.instant("governor", decision.mode.value, at, sequence=sequence, reason=decision.reason, **known)
 
@@ -201,7 +222,7 @@ class Governing:
     def _governor(self, live: Live) -> Governor:
         limits = _limits(live)
         if limits not in self._governors:
-            self._governors[limits] = Governor(self.target, self.draft, limits, asked=self.asked)
+            self._governors[limits] = Governor(self.target, self.draft, limits, asked=self.asked, alone=self.alone)
         return self._governors[limits]
 
     def _has_turn(self, sequence: int) -> bool:

@@ -51,7 +51,9 @@ class Hub:
         self._hop_began = 0.0  # the first message since the last flush came then; 0 = none, or no trace
         self.coordinator = Coordinator(
             governing=Governing(tracer=tracer),
-            tensor_plane=config.tensor_plane, plane_limit_s=config.plane_limit_s, name=f"{epoch:x}"
+            tensor_plane=config.tensor_plane,
+            plane_limit_s=config.plane_limit_s,
+            name=f"{epoch:x}",
         )
         self.targets = [Peer(address, TARGET, config, epoch, self) for address in config.targets]
         self.drafts = [Peer(address, DRAFT, config, epoch, self) for address in config.drafts]

@@ -5,7 +5,8 @@ the load changes, and given up only when another one has been better for long en
 large gains are taken quickly, small ones slowly, and noise never adds up. Rows of one batch share every step of target
 and draft, so what one of them changes to the others take over at once, as far as it suits them as well: a mixture of
 settings is worse than either. Where a mode is not used nothing is learnt about it, so it is tried from time to time, as
-often as a stated share of the throughput pays for.
+often as a stated share of the throughput pays for. On a GPU that they share target and draft are slower side by side,
+and SSD does not show what SD would take: a lone row tries that too, and the first ones begin with it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ssd.speculation.prediction import (
     best_by_mode,
     thriftiest,
 )
-from ssd.speculation.step_time import StepTimeFit
+from ssd.speculation.step_time import StepTime, StepTimeFit
 
 _HASH = 0x9E3779B97F4A7C15
 _HASH_SPACE = 1 << 64
@@ -45,6 +46,9 @@ class GovernorSettings:
     probe_k        longest proposal of a trial
     sweep_every    rounds between two variations of depth or K by all rows, which show how step times depend on them
     sweep_rounds   rounds of one such variation
+    start_passes   passes that the target waited for which a new lone row lets be seen before it decides, in no more
+                   rounds than this for all rows together: as many as make a mean of unsteady times
+    start_wait     steps of the target that a proposal of the start may take at most
     """
 
     review_every: int = 16
@@ -57,6 +61,8 @@ class GovernorSettings:
     probe_k: int = 4
     sweep_every: int = 48
     sweep_rounds: int = 3
+    start_passes: int = 8
+    start_wait: float = 2.0
 
     def __post_init__(self) -> None:
         counts = (self.review_every, *self.probe_rounds, self.probe_every, self.probe_k, self.sweep_rounds)
@@ -129,7 +135,8 @@ class Governor:
     """Decides for the sequences of one target and its draft. Deterministic; not thread-safe; the clock is the round.
 
     target, draft   the fitted step times, kept up to date by the caller
-    asked           the draft's while a target waits for a proposal; None, or nothing seen = as `draft`
+    asked           the draft's while a target waits for a proposal; `draft` is then of the others
+    alone           the target's beside which no tables are made; `target` is then of the others
     """
 
     def __init__(
@@ -140,16 +147,22 @@ class Governor:
         settings: GovernorSettings | None = None,
         *,
         asked: StepTimeFit | None = None,
+        alone: StepTimeFit | None = None,
     ) -> None:
         self._target = target
         self._draft = draft
         self._asked = asked
+        self._alone = alone
         self._limits = limits or Limits()
         self._settings = settings or GovernorSettings()
         self._sequences: dict[int, _Sequence] = {}
         self._common: Setting | None = None  # what a sequence last changed to
         self._changes = 0
         self._turns = 0.0  # rounds of the batch, as far as they can be told from the calls
+        self._start_left = self._settings.start_passes
+        start = Setting(Mode.SD, min(self._limits.max_k, self._settings.probe_k))
+        reason = f"{_named(start)} for a start, to learn what a proposal costs that the target waits for"
+        self._start = Decision(start, probe=True, reason=reason)
 
     def decide(
         self, sequence: int, statistics: Statistics, load: Load, *, ngram_acceptance: float | None = None
@@ -161,6 +174,9 @@ class Governor:
         """
         self._turns += 1.0 / load.rows
         state = self._sequences.get(sequence)
+        if state is None and self._starts(load):
+            self._start_left -= 1
+            return self._start
         if state is not None:
             state.rounds += 1
             if state.trial_left > 1:
@@ -168,14 +184,9 @@ class Governor:
                 return state.decision
         review = state is None or state.trial_left or self._due(state, load)
         if state is None or review or state.followed != self._changes:
-            asked = self._asked.model if self._asked is not None and self._asked.observations else None
+            (target, alone), (draft, asked) = self._times()
             outlook = Outlook(
-                statistics,
-                self._target.model,
-                self._draft.model,
-                load,
-                ngram_acceptance=ngram_acceptance,
-                asked=asked,
+                statistics, target, draft, load, ngram_acceptance=ngram_acceptance, asked=asked, alone=alone
             )
             if state is None or review:
                 state = self._reviewed(sequence, state, outlook, load)
@@ -195,6 +206,24 @@ class Governor:
     def forget(self, sequence: int) -> None:
         """Drop a sequence that has ended; harmless when it is unknown."""
         self._sequences.pop(sequence, None)
+
+    def _starts(self, load: Load) -> bool:
+        """Whether a new row shall begin in SD, as nobody knows yet what it costs to wait for a proposal."""
+        enough = self._asked is None or round(self._asked.observations) >= self._settings.start_passes
+        if enough or not self._start_left:
+            return False
+        # Among several rows none waits for a proposal.
+        if load.rows > 1 or not load.drafted:
+            return False
+        if Mode.SD not in self._limits.modes or Fallback.JIT not in self._limits.fallbacks:
+            return False
+        k, ((_, step), (_, draft_pass)) = self._start.k, self._times()
+        wait = load.round_trip + k * draft_pass(1, 1)
+        return wait <= min(self._settings.start_wait * step(1, 1 + k), load.longest_wait)
+
+    def _times(self) -> tuple[tuple[StepTime, StepTime], tuple[StepTime, StepTime]]:
+        """Steps of the target beside tables and without, passes of the draft beside the target and awaited by it."""
+        return _both(self._target, self._alone), _both(self._draft, self._asked)
 
     def _variation(self, state: _Sequence) -> Decision | None:
         """The variant that all rows follow now, shorter and longer proposals in turn; mostly None.
@@ -341,23 +370,29 @@ class Governor:
         load: Load,
         decision: Decision,
     ) -> tuple[Decision | None, int, int]:
-        """The trial of the best mode above the one in use, its rounds, and the rounds between two of them.
+        """The trial of the best mode that the one in use tells nothing about, its rounds, and the rounds between two.
 
-        None without such a mode. A trial is of one row, while the others go on.
+        None without such a mode. A trial is of one row, while the others go on. SSD tells about SD unless steps are
+        known to differ with what runs beside them, and then only a lone row has SD's steps when it tries.
         """
-        above = {Mode.AR: (Mode.SSD, Mode.SD), Mode.SD: (Mode.SSD,), Mode.SSD: ()}[chosen.setting.mode]
-        others = [by_mode[mode] for mode in above if mode in by_mode]
+        differ = load.rows == 1 and (self._asked is not None or self._alone is not None)
+        untold = {
+            Mode.AR: (Mode.SSD, Mode.SD),
+            Mode.SD: (Mode.SSD,),
+            Mode.SSD: (Mode.SD,) if differ else (),
+        }[chosen.setting.mode]
+        others = [by_mode[mode] for mode in untold if mode in by_mode]
         if not others:
             return None, 0, 0
         setting = max(others, key=lambda one: one.tokens_per_s).setting
         k = min(setting.k, self._settings.probe_k)
         setting = replace(setting, k=k, depth=min(setting.depth, k), share=1.0)
-        alone = outlook.predict(replace(setting, share=1.0 / load.rows))
+        tried = outlook.predict(replace(setting, share=1.0 / load.rows))
         plain = chosen.tokens_per_s / load.rows
-        slowed = (load.rows - 1) * max(0.0, alone.verify_s - chosen.verify_s) * plain
+        slowed = (load.rows - 1) * max(0.0, tried.verify_s - chosen.verify_s) * plain
         # Among others a row rides along when its proposal is late; a lone one waits, but not for ever.
-        wait = min(alone.round_s - alone.verify_s, load.longest_wait) if load.rows == 1 else 0.0
-        loss = max(0.0, plain * (alone.verify_s + wait) - alone.tokens_per_round) + slowed
+        wait = min(tried.round_s - tried.verify_s, load.longest_wait) if load.rows == 1 else 0.0
+        loss = max(0.0, plain * (tried.verify_s + wait) - tried.tokens_per_round) + slowed
         fewest, most = self._settings.probe_rounds
         # Rounds in use that pay for one round of the trial.
         price = loss / (self._settings.probe_cost * chosen.tokens_per_round)
@@ -365,8 +400,16 @@ class Governor:
         lasting = max(fewest, min(most, int(every / price) if price > 0.0 else most))
         fan_out = outlook.allocation(setting) if setting.mode is Mode.SSD else ()
         reason = f"{_named(setting)} on trial, to learn whether it would now be better than {decision.mode.value}"
-        trial = replace(decision, setting=setting, fan_out=fan_out, hit_rate=alone.hit_rate, probe=True, reason=reason)
+        told = replace(decision, setting=setting, fan_out=fan_out, hit_rate=tried.hit_rate, probe=True, reason=reason)
+        trial = replace(told, t_primary=tried.table_s / tried.verify_s)
         return trial, lasting, every
+
+
+def _both(beside: StepTimeFit, by_itself: StepTimeFit | None) -> tuple[StepTime, StepTime]:
+    """What the two fits say; one that has seen nothing says what the other one says."""
+    if by_itself is None or not by_itself.observations:
+        return beside.model, beside.model
+    return beside.model if beside.observations else by_itself.model, by_itself.model
 
 
 def _spread(sequence: int) -> int:

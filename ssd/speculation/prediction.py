@@ -144,6 +144,7 @@ class Outlook:
 
     ngram_acceptance   chance that a token of prompt lookup is accepted, None = there is no such proposal
     asked              the draft's step while the target waits for it, None = as any other
+    alone              the target's step while the draft computes nothing, None = as any other
     """
 
     BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -158,11 +159,13 @@ class Outlook:
         *,
         ngram_acceptance: float | None = None,
         asked: StepTime | None = None,
+        alone: StepTime | None = None,
     ) -> None:
         self._statistics = statistics
         self._target = target
         self._draft = draft
         self._asked = draft if asked is None else asked
+        self._alone = target if alone is None else alone
         self._load = load
         self._ngram = ngram_acceptance
         self._laws: dict[tuple[int, Fallback | None], tuple[float, ...]] = {}
@@ -212,13 +215,13 @@ class Outlook:
                     yield replace(found.setting, share=share)
 
     def _plain(self, setting: Setting) -> Prediction:
-        seconds = self._target(self._load.rows, self._load.rows)
+        seconds = self._undisturbed(self._load.rows, self._load.rows)
         return Prediction(setting, self._load.rows / seconds, 1.0, seconds, seconds)
 
     def _sd(self, setting: Setting) -> Prediction:
         rows, drafted = self._load.rows, setting.share * self._load.drafted
         tokens = _mean_tokens(self._law(setting.k, Fallback.JIT))
-        verify = self._target(rows, rows * (1.0 + setting.share * setting.k))
+        verify = self._undisturbed(rows, rows * (1.0 + setting.share * setting.k))
         seconds = verify + self._load.round_trip + setting.k * self._asked(drafted, drafted)
         rate = rows * (1.0 + setting.share * (tokens - 1.0)) / seconds
         return Prediction(setting, rate, tokens, seconds, verify)
@@ -277,6 +280,11 @@ class Outlook:
         # A late table delays the next verification, but not the next table: the draft hears of an outcome while the
         # target still waits. So half of the delay is made good, unless the draft has no time between two tables at all.
         return verify, table, max(verify, 0.5 * (verify + table), table - self._load.round_trip)
+
+    def _undisturbed(self, rows: float, tokens: float) -> float:
+        """Seconds of a target's step beside which no tables are made. A draft beside it makes no step shorter, so where
+        the fits say so one of them was never seen under this load, and the other one knows better."""
+        return min(self._alone(rows, tokens), self._target(rows, tokens))
 
     def _verify(self, setting: Setting, length: float) -> float:
         rows = self._load.rows

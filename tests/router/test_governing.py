@@ -1,5 +1,6 @@
 """Mode AUTO at the coordinator: scripted step times and outcomes in, decisions out."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
@@ -7,8 +8,11 @@ import pytest
 from protos.ssd.v1 import draft_pb2, target_pb2, types_pb2
 from router.coordinator import Coordinator
 from router.governing import REVIEWS_SAVED, Governing
+from ssd.speculation.prediction import Fallback, Mode
 from ssd.telemetry.trace import FileTracer, read_part
 from tests.router.coordination import outcome, plan, said
+from tests.router.shared_gpu import SharedGpu, fixed_settings
+from tests.ssd.speculation.governed import TrueStatistics
 
 AR, SD, SSD, AUTO = types_pb2.MODE_AR, types_pb2.MODE_SD, types_pb2.MODE_SSD, types_pb2.MODE_AUTO
 TABLE = types_pb2.PROPOSAL_SOURCE_TABLE
@@ -49,7 +53,7 @@ class Script:
                 outcomes.append(
                     outcome(base_len, ids, sequence=sequence, proposed=4, accepted=3, source=TABLE, **fields)
                 )
-                timing = draft_pb2.DraftTiming(rows=1, tokens=8, step_ms=self.draft_ms)
+                timing = draft_pb2.DraftTiming(rows=1, tokens=8, step_ms=self.draft_ms, asked=not hit)
                 for _ in range(4):
                     self.coordinator.on_draft("D", draft_pb2.DraftServiceServeResponse(timing=timing))
         response = said(*outcomes)
@@ -214,13 +218,115 @@ def test_a_draft_that_is_slow_only_beside_the_target_is_asked_just_in_time():
 
 
 def test_before_any_table_proposals_tell_how_fast_a_draft_is():
-    script = Script()
-    script.coordinator.governing.decide(script.coordinator.of(1), (1, 1))
-    governing = script.coordinator.governing
-    timing = draft_pb2.DraftTiming(rows=1, tokens=1, step_ms=1.0, asked=True)
-    for _ in range(200):
-        governing.draft_stepped(timing)
-    assert governing.draft.model(1, 1) == pytest.approx(0.001, rel=0.05)
+    fast, slow = SharedGpu(TrueStatistics(0.8)), SharedGpu(TrueStatistics(0.8))
+    for gpu, step_ms in ((fast, 1.0), (slow, 8.0)):
+        for _ in range(200):
+            gpu.governing.draft_stepped(draft_pb2.DraftTiming(rows=1, tokens=1, step_ms=step_ms, asked=True))
+        gpu.decide()
+    rates = [gpu.governing.decision(1).predicted_tokens_per_s["ssd"] for gpu in (fast, slow)]
+    assert rates[0] > 1.5 * rates[1]
+
+
+# Target and draft on one GPU
+
+SSD_IS_BEST = {"truth": TrueStatistics(0.9), "table_ms": 2.5}
+SD_IS_BEST = {"truth": TrueStatistics(0.8, 0.3), "table_ms": 8.0}
+AR_IS_BEST = {"truth": TrueStatistics(0.02)}
+
+
+def mostly(gpu, rounds):
+    """The mode and the fallback in force in most of the last rounds."""
+    (found, count), *_ = Counter((one.mode, one.fallback) for one in gpu.found[-rounds:]).most_common()
+    assert count > 0.6 * rounds
+    return found
+
+
+@pytest.mark.parametrize(
+    ("world", "best"),
+    [
+        (SSD_IS_BEST, (Mode.SSD, Fallback.JIT)),
+        (SD_IS_BEST, (Mode.SD, Fallback.NONE)),
+        (AR_IS_BEST, (Mode.AR, Fallback.NONE)),
+    ],
+)
+def test_all_four_times_become_known_and_what_is_best_is_chosen(world, best):
+    gpu = SharedGpu(**world)
+    gpu.run(300)
+    reached = gpu.run(1200)
+    assert mostly(gpu, 1000) == best
+    assert reached >= 0.95 * max(SharedGpu(fixed=setting, **world).run(1200) for setting in fixed_settings())
+    governing = gpu.governing
+    assert governing.alone.model(1, 3) * 1e3 == pytest.approx(gpu.alone_ms, rel=0.03)
+    assert governing.target.model(1, 6) * 1e3 == pytest.approx(gpu.beside_tables_ms, rel=0.03)
+    assert governing.asked.model(1, 1) * 1e3 == pytest.approx(gpu.asked_ms, rel=0.03)
+    assert governing.draft.model(1, 32) * 1e3 == pytest.approx(gpu.table_ms, rel=0.1)
+
+
+def test_a_new_sequence_begins_with_proposals_until_their_time_is_known():
+    gpu = SharedGpu(**SSD_IS_BEST)
+    gpu.run(200)
+    start = "sd K=4 for a start, to learn what a proposal costs that the target waits for"
+    assert gpu.trials[:8] == [start] * 8 and start not in gpu.trials[8:]
+    gpu.begin()
+    assert gpu.found[-1].mode is Mode.SSD
+    refusing = SharedGpu(**SSD_IS_BEST)
+    refusing.begin(fallback=types_pb2.FALLBACK_NGRAM)
+    assert refusing.found[-1].mode is Mode.SSD, "its request wants no waiting"
+
+
+def test_steps_in_flight_when_tables_begin_or_end_are_not_learnt_from():
+    gpu, seen = SharedGpu(**SSD_IS_BEST), []
+    for _ in range(12):
+        gpu.round()
+        seen.append((round(gpu.governing.alone.observations), round(gpu.governing.target.observations)))
+    assert seen[6:] == [(7, 0), (8, 0), (8, 0), (8, 0), (8, 1), (8, 2)]
+
+
+def test_tables_for_a_neighbour_that_is_not_governed_count_too():
+    gpu = SharedGpu(**SSD_IS_BEST)
+    gpu.coordinator.open(99, plan(SSD))
+    gpu.governing.observe(gpu.coordinator.of(99), outcome(3, [5]), None, None)
+    gpu.run(4)
+    assert not gpu.governing.alone.observations and round(gpu.governing.target.observations) == 2
+    gpu.coordinator.close(99)
+    gpu.run(2)
+    assert not gpu.governing.alone.observations
+    gpu.run(1)
+    assert gpu.governing.alone.observations
+
+
+@pytest.mark.parametrize("asked_ms", [25.0, 50.0, 200.0, 1000.0])
+def test_a_slow_draft_is_waited_for_a_few_times_at_most(asked_ms):
+    gpu = SharedGpu(TrueStatistics(0.6), asked_ms=asked_ms, table_ms=asked_ms)
+    for _ in range(20):
+        gpu.run(50)
+        gpu.begin()
+    assert gpu.waits <= 8
+    assert sum("for a start" in reason for reason in gpu.trials) <= 2
+    # The start, and the first tables, cost about a second of twenty.
+    assert gpu.tokens / gpu.ms >= 0.9 / gpu.alone_ms
+
+
+def test_what_has_changed_is_learnt_again_by_trials():
+    gpu = SharedGpu(TrueStatistics(0.7), asked_ms=9.0, table_ms=2.5)
+    gpu.run(400)
+    assert mostly(gpu, 200)[0] is Mode.SSD
+    gpu.asked_ms, gpu.alone_ms, gpu.beside_tables_ms = 0.4, 12.0, 24.0
+    gpu.run(1500)
+    assert mostly(gpu, 200) == (Mode.SD, Fallback.NONE)
+    gpu.asked_ms, gpu.alone_ms, gpu.beside_tables_ms = 4.0, 18.5, 19.0
+    gpu.run(1500)
+    assert mostly(gpu, 200)[0] is Mode.SSD
+
+
+def test_trials_of_proposals_cost_little():
+    known = SharedGpu(**SSD_IS_BEST, asked_ms=9.0)
+    known.run(300)
+    reached = known.run(3000)
+    trials = sum(reason.startswith("sd") for reason in known.trials[300:])
+    assert 0 < trials < 0.1 * 3000
+    best = max(SharedGpu(fixed=setting, **SSD_IS_BEST, asked_ms=9.0).run(3000) for setting in fixed_settings())
+    assert reached >= 0.95 * best
 
 
 def test_decisions_stand_in_the_timeline(tmp_path):
@@ -231,5 +337,6 @@ def test_decisions_stand_in_the_timeline(tmp_path):
     _, _, events = read_part(tracer.path)
     noted = [values for lane, _, _, ended, values in events if lane == "governor" and ended is None]
     assert len(noted) == script.coordinator.governing.decisions.total() > 0
-    assert noted[0]["sequence"] == 1 and "tok/s" in noted[0]["reason"]
+    assert noted[0]["sequence"] == 1 and noted[0]["reason"].startswith("sd K=4 for a start")
+    assert any("tok/s" in values["reason"] for values in noted)
     assert noted[-1]["target_ms"] > 0.0

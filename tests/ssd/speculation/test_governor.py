@@ -101,6 +101,32 @@ def test_prompt_lookup_is_the_fallback_where_it_is_good():
     assert bad.setting.fallback is Fallback.NONE
 
 
+def test_what_the_target_waits_for_takes_the_time_of_such_passes():
+    slow, quick = StepTime(0.2 * VERIFY), StepTime(0.05 * VERIFY)
+    settings = [Setting(Mode.SD, 4), Setting(Mode.SSD, 5, 12, 3, Fallback.JIT), Setting(Mode.SSD, 5, 12, 3)]
+    before, after = outlook_for(draft=slow), outlook_for(draft=slow, asked=quick)
+    for setting, waits in zip(settings, (1.0, None, 0.0), strict=True):
+        old, new = before.predict(setting), after.predict(setting)
+        share = 1.0 - new.hits if waits is None else waits
+        assert old.round_s - new.round_s == pytest.approx(share * setting.k * 0.15 * VERIFY)
+        assert old.table_s == new.table_s
+    found = {
+        asked: best_by_mode(outlook_for(draft=slow, asked=asked, ngram_acceptance=0.1).candidates(Limits()))[Mode.SSD]
+        for asked in (None, quick)
+    }
+    assert [one.setting.fallback is Fallback.JIT for one in found.values()] == [False, True]
+
+
+def test_only_modes_without_tables_have_the_target_alone():
+    ar, sd, ssd = Setting(), Setting(Mode.SD, 4), Setting(Mode.SSD, 5, 12, 3)
+    for seconds, counts in ((0.8 * VERIFY, True), (1.2 * VERIFY, False)):
+        before, after = outlook_for(rows=4), outlook_for(rows=4, alone=StepTime(seconds))
+        assert after.predict(ssd) == before.predict(ssd)
+        for setting in (ar, sd):
+            assert (after.predict(setting).verify_s == pytest.approx(seconds)) is counts
+            assert (after.predict(setting) == before.predict(setting)) is not counts
+
+
 def test_what_is_nearly_as_fast_and_asks_less_of_the_draft_is_preferred():
     def prediction(rate, budget, share=1.0):
         return Prediction(Setting(Mode.SSD, 4, budget, 4, share=share), rate, 3.0, 0.02, 0.02)
@@ -205,6 +231,52 @@ def test_a_lone_row_tries_a_slow_draft_the_more_often_the_less_it_has_to_wait():
         return len(tried) / max(1, sum(tried))
 
     assert rounds_between_trials(0.5 * VERIFY) < 0.2 * rounds_between_trials(math.inf)
+
+
+def own_times(asked=0.001, draft=None, seen=0, **options):
+    """A governor that is told of awaited passes and undisturbed steps by themselves, of which so many were seen."""
+    beside, awaited = draft or draft_for(0.3), StepTimeFit(StepTime(0.002))
+    fits = [StepTimeFit(TARGET), StepTimeFit(beside), StepTimeFit(TARGET)]
+    for fit, times in zip(fits, (TARGET, beside, TARGET), strict=True):
+        fit.observe(1, 5, times(1, 5))
+    for _ in range(seen):
+        awaited.observe(1, 1, asked)
+    return Governor(*fits[:2], **options, asked=awaited, alone=fits[2])
+
+
+def begins(governor, load=None, sequences=20):
+    """How many rounds of the first ones of new sequences are for a start."""
+    made = [governor.decide(row, TrueStatistics(0.9), load or Load(1)) for row in range(sequences)]
+    return sum("for a start" in decision.reason and decision.mode is Mode.SD and decision.probe for decision in made)
+
+
+def test_a_lone_row_begins_with_what_nothing_else_shows():
+    assert begins(own_times()) == GovernorSettings().start_passes
+    assert begins(own_times(seen=5)) == GovernorSettings().start_passes
+    assert begins(own_times(seen=8)) == 0
+    assert begins(governor_for()) == 0, "nobody looks at awaited passes by themselves"
+    assert begins(own_times(), Load(2)) == begins(own_times(), Load(1, draft_rows=0)) == 0
+    assert begins(own_times(limits=Limits(fallbacks=frozenset({Fallback.NONE})))) == 0
+    assert begins(own_times(limits=Limits(modes=frozenset({Mode.AR, Mode.SSD})))) == 0
+    assert own_times(limits=Limits(max_k=2)).decide(1, TrueStatistics(0.9), Load(1)).k == 2
+
+
+def test_nobody_begins_with_waits_that_are_known_to_be_long():
+    assert begins(own_times(seen=1, asked=VERIFY)) == 0
+    assert begins(own_times(draft=StepTime(VERIFY))) == 0
+    assert begins(own_times(), Load(1, longest_wait=0.1 * VERIFY)) == 0
+    assert begins(own_times(), Load(1, round_trip=3 * VERIFY)) == 0
+
+
+def test_in_ssd_a_lone_row_tries_proposals_if_their_times_are_known_by_themselves():
+    def trials(governor, rows):
+        made = [governor.decide(row, TrueStatistics(0.9), Load(rows)) for _ in range(600) for row in range(rows)]
+        assert {decision.mode for decision in made if not decision.probe} == {Mode.SSD}
+        return sum(decision.mode is Mode.SD for decision in made)
+
+    assert 8 <= trials(own_times(seen=8), 1) < 90
+    assert 0 < trials(own_times(seen=8, asked=0.6 * VERIFY), 1) <= 8, "the longer the wait, the fewer"
+    assert trials(own_times(seen=8), 2) == trials(governor_for(), 1) == 0
 
 
 def test_all_rows_vary_their_depth_together_now_and_then():
