@@ -6,7 +6,7 @@ lengths are read on the device. Block sizes may be any positive integer (a power
 for the device and cannot be captured.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -137,7 +137,8 @@ class TritonAttention:
         rows, keys = ctx.block_tables.shape[0], ctx.block_tables.shape[1] * ctx.block_size
         if ctx.branches is not None:
             wanted = 1 if self.deterministic else -(-q.shape[0] // rows)
-            shape = tile_shape(min(wanted * fold, 64), fold, q.shape[2], q.dtype)
+            # A program has one or two steps, for which a pipeline's beginning costs more than it wins (H200, measured).
+            shape = replace(tile_shape(min(wanted * fold, 64), fold, q.shape[2], q.dtype), stages=1)
             tiles = rows * -(-wanted // (shape.rows // fold))
             return [Job(shape, self.splits(keys, tiles * kv_heads, _BRANCH_PROGRAMS), 0, _NO_LIMIT, search=False)]
         known = ctx.most_queries is None
