@@ -61,6 +61,14 @@ class Reading:
         assert self.error is None, repr(self.error)
         self._channel.close()
 
+    def cancel(self) -> None:
+        """Want no more of it; `ids` keeps what has come."""
+        assert self.alive, f"the stream ended by itself: {self.error!r}"
+        self._call.cancel()
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+        self._channel.close()
+
     @property
     def hit_rate(self) -> float:
         """Of the rounds whose outcome could have been anticipated."""

@@ -12,7 +12,9 @@ from tests.system.reading import Reading, request
 from tests.system.services import System, Toys, running_system
 from tests.toy import make_noisy_draft, make_toy
 
-TOKENS = 3000
+# A pass takes at least this, and so many tokens are more than a quick machine makes while a draft dies and comes back.
+PASS_S = 0.003
+TOKENS = 8000
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +27,8 @@ def long_toys(tmp_path_factory: pytest.TempPathFactory) -> Toys:
 
 @pytest.fixture
 def system(long_toys: Toys, tmp_path: object) -> Iterator[System]:
-    with running_system(long_toys, tmp_path, peer_timeout_s=1.5, heartbeat_s=0.2) as running:  # type: ignore[arg-type]
+    pace = {"target": PASS_S}
+    with running_system(long_toys, tmp_path, pace=pace, peer_timeout_s=1.5, heartbeat_s=0.2) as running:  # type: ignore[arg-type]
         yield running
 
 
@@ -36,10 +39,6 @@ def draft_is_lost(system: System) -> bool:
 
 @pytest.mark.timeout(240)
 def test_a_killed_draft_changes_nothing_is_reported_and_brings_hits_back(system: System) -> None:
-    reference = Reading(system, request(types_pb2.MODE_AR, TOKENS))
-    reference.end()
-    assert len(reference.ids) == TOKENS
-
     reading = Reading(system, request(types_pb2.MODE_SSD, TOKENS, "observed"))
     reading.at_least(60)
     assert peers.is_serving(system, DRAFT)
@@ -54,10 +53,12 @@ def test_a_killed_draft_changes_nothing_is_reported_and_brings_hits_back(system:
     system.restart("draft")
     peers.eventually(lambda: peers.is_serving(system, DRAFT), "the draft is back")
     peers.eventually(lambda: peers.inspect(system, "observed").hits > at_loss.hits + 5, "hits come back in mid-stream")
-    reading.end()
-    assert reading.ids == reference.ids
-    assert reading.usage.hits > at_loss.hits
+    reading.cancel()
     peers.eventually(lambda: peers.held(system) == 0, "all KV blocks are back")
+
+    reference = Reading(system, request(types_pb2.MODE_AR, len(reading.ids)))
+    reference.end()
+    assert reading.ids == reference.ids
 
 
 @pytest.mark.timeout(240)
