@@ -51,8 +51,10 @@ class EngineConfig:
     max_context: int = 0  # longest prompt + output, tokens; 0 = the model's own limit
     attention: str = "auto"  # kernels of attention; auto: triton on a GPU, else torch
     cuda_graphs: str = "auto"  # steps as CUDA graphs; auto: on a GPU whose attention can be captured
+    early_launch: str = "auto"  # kernels placed on the GPU while the one before still runs; needs capability 9
     compile: str = "off"  # on: torch.compile makes the layers' kernels instead of the project's own
     memory_fraction: float = 0.9  # of a GPU's memory, for this process; two on one GPU share it
+    gpu_share: int = 0  # percent of a GPU's multiprocessors that this process uses under MPS; 0 = as MPS is set
     tp: int = 1  # processes that share the model (tensor parallel), one GPU each
     all_reduce: str = "group"  # how ranks add up: NCCL's (gloo's on the CPU), or one_shot for small ones over NVLink
     rank_silence_s: float = 5.0  # a rank that gives no sign of life for this long is lost, and all end
@@ -61,9 +63,12 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _one_of("attention", self.attention, ATTENTION)
         _one_of("cuda_graphs", self.cuda_graphs, SWITCH)
+        _one_of("early_launch", self.early_launch, SWITCH)
         _one_of("compile", self.compile, COMPILE)
         if not 0.0 < self.memory_fraction <= 1.0:
             raise FieldError("memory_fraction", f"is {self.memory_fraction}, must be above 0 and at most 1")
+        if not 0 <= self.gpu_share <= 100:
+            raise FieldError("gpu_share", f"is {self.gpu_share}, must be in 0..100 (percent)")
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("deterministic", self.deterministic, SWITCH)
         _at_least("threads", self.threads, 0)

@@ -13,11 +13,12 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from ssd.runtime.device import MPS_SHARE
+
 PROGRAM = "nvidia-cuda-mps-control"
-SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 DEFAULT_SHARE = "85"
-"""Of the multiprocessors that one process may use, unless the environment says otherwise: bound by memory, the target
-should hardly miss the others, and the draft's short kernels need not wait for it there."""
+"""Of the multiprocessors that one process may use, unless the environment or a service's gpu_share says otherwise:
+bound by memory, the target should hardly miss the others, and the draft's short kernels need not wait for it there."""
 READY_WITHIN_S = 10.0
 ANSWER_WITHIN_S = 5.0
 QUIT_WITHIN_S = 15.0
@@ -40,7 +41,7 @@ def mps(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
     own = {"CUDA_MPS_PIPE_DIRECTORY": str(folder / "pipe"), "CUDA_MPS_LOG_DIRECTORY": str(folder / "log")}
     for directory in own.values():
         Path(directory).mkdir()
-    own[SHARE] = environment.get(SHARE, DEFAULT_SHARE)
+    own[MPS_SHARE] = environment.get(MPS_SHARE, DEFAULT_SHARE)
     known = {**environment, **own}
     try:
         with (folder / "out").open("wb") as out:

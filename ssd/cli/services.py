@@ -47,6 +47,15 @@ Compile = Annotated[
 MemoryFraction = Annotated[
     float | None, typer.Option(help="Of a GPU's memory, for this process; what is left of it is KV room.")
 ]
+EarlyLaunch = Annotated[
+    bool | None,
+    typer.Option(
+        "--early-launch/--no-early-launch", help="Place kernels on the GPU while the one before runs (capability 9)."
+    ),
+]
+GpuShare = Annotated[
+    int | None, typer.Option(help="Percent of the GPU's multiprocessors, where processes share it under MPS.")
+]
 EndWithStdin = Annotated[bool, typer.Option("--end-with-stdin", hidden=True)]
 
 
@@ -64,7 +73,9 @@ def target(
     attention: AttentionName = None,
     cuda_graphs: CudaGraphs = None,
     compiled: Compile = None,
+    early_launch: EarlyLaunch = None,
     memory_fraction: MemoryFraction = None,
+    gpu_share: GpuShare = None,
     tp: Tp = None,
     max_k: MaxK = None,
     file: ConfigFile = None,
@@ -83,7 +94,9 @@ def target(
         "attention": attention,
         "cuda_graphs": switch(cuda_graphs),
         "compile": switch(compiled),
+        "early_launch": switch(early_launch),
         "memory_fraction": memory_fraction,
+        "gpu_share": gpu_share,
         "tp": tp,
     }
     values = {"listen": listen, "model": model, "max_k": max_k, "engine": engine}
@@ -107,7 +120,9 @@ def draft(
     attention: AttentionName = None,
     cuda_graphs: CudaGraphs = None,
     compiled: Compile = None,
+    early_launch: EarlyLaunch = None,
     memory_fraction: MemoryFraction = None,
+    gpu_share: GpuShare = None,
     tp: Tp = None,
     max_k: MaxK = None,
     max_branches: Annotated[int | None, typer.Option(help="Most branches of one outcome table.")] = None,
@@ -127,7 +142,9 @@ def draft(
         "attention": attention,
         "cuda_graphs": switch(cuda_graphs),
         "compile": switch(compiled),
+        "early_launch": switch(early_launch),
         "memory_fraction": memory_fraction,
+        "gpu_share": gpu_share,
         "tp": tp,
     }
     values = {"listen": listen, "model": model, "target_model": target_model, "max_k": max_k, "engine": engine}

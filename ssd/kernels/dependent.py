@@ -23,17 +23,3 @@ def wait_for_previous(early: tl.constexpr):
     """
     if early:
         gdc_wait()
-
-
-@triton.jit
-def fetch(pointers, size):
-    """Has `size` bytes (int32, a multiple of 16) from each pointer on brought into the L2 cache, without waiting for
-    them."""
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-        "=r,l,r",
-        [pointers, size],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )

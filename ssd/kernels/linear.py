@@ -20,12 +20,11 @@ import torch
 import triton
 import triton.language as tl
 
-from ssd.kernels.dependent import fetch, let_next_start, wait_for_previous
+from ssd.kernels.dependent import let_next_start, wait_for_previous
 from ssd.kernels.tiles import LinearTile
 
 MOST_ROWS = 64
 _SQUARES_ROWS = tl.constexpr(MOST_ROWS)
-_FIRST_WAVE = tl.constexpr(264)  # programs that can be waiting for the kernel before them
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,6 @@ def skinny_linear(
     square_tiles: tl.constexpr,
     gated: tl.constexpr,
     added: tl.constexpr,
-    ahead: tl.constexpr,
     early: tl.constexpr,
 ):
     """Grid (outputs / tile_outputs, splits). x [rows, inputs], weight [outputs, inputs] → out [rows, outputs].
@@ -102,11 +100,6 @@ def skinny_linear(
     weights = weight + source.to(tl.int64)[:, None] * weight_stride + column[None, :]
     values = x + x_row[None, :] * x_stride + column[:, None]
     acc = tl.zeros([tile_outputs, height], dtype=tl.float32)
-    if early and tile + split * tl.num_programs(0) < _FIRST_WAVE:
-        # Weights depend on no kernel: the first of them are on their way before the previous kernel has ended.
-        known = tl.minimum(inputs - first * tile_inputs, ahead * tile_inputs)
-        size = tl.zeros([tile_outputs], dtype=tl.int32) + tl.maximum(known, 0) * 2
-        fetch(weight + source.to(tl.int64) * weight_stride + first * tile_inputs, size)
     wait_for_previous(early)
     let_next_start(early)
     if square_tiles > 0:
@@ -263,7 +256,6 @@ def _launch(
         square_tiles=0 if squares is None else squares.sums.shape[0],
         gated=gated,
         added=into is not None,
-        ahead=tile.stages,
         early=early,
         num_warps=tile.warps,
         num_stages=tile.stages,

@@ -19,7 +19,7 @@ from ssd.models.decoder import CausalLM
 from ssd.models.errors import ModelError
 from ssd.models.registry import build_model
 from ssd.models.staging import Staging
-from ssd.runtime.device import on_gpu, resolve_device, resolve_dtype
+from ssd.runtime.device import launches_early, on_gpu, resolve_device, resolve_dtype
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 DETERMINISTIC_TILE = 16
@@ -65,6 +65,7 @@ def load_model(
     deterministic: bool = False,
     compiled: bool = False,
     ops: str = "auto",
+    early_launch: str = "off",
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Loads a Hugging Face directory of a supported family.
@@ -72,14 +73,16 @@ def load_model(
     embedding_from is another model directory that lends its embedding (and head, where untied) to a draft that is
     stored without them. deterministic makes a token's result independent of what else is in the step (see
     ssd.layers.rows). ops: see ssd.layers.ops.make_ops. compiled: torch.compile makes the layers' kernels from the torch
-    ops. ModelError says what is missing, left over, of the wrong shape or too large for the device.
+    ops. early_launch: see ssd.runtime.device.launches_early. ModelError says what is missing, left over, of the wrong
+    shape or too large for the device.
     """
     directory = Path(path)
     config = ModelConfig.from_directory(directory)
     place = resolve_device(device)
     rows: Rows = RowTiles(DETERMINISTIC_TILE) if deterministic else AllRows()
     kind = resolve_dtype(dtype, place)
-    build = Build(kind, place, shard, rows, make_ops("torch" if compiled else ops, place, kind))
+    early = launches_early(early_launch, place)
+    build = Build(kind, place, shard, rows, make_ops("torch" if compiled else ops, place, kind, early=early))
     try:
         check_fits(config, build)
         model = build_model(config, build)

@@ -45,6 +45,7 @@ class Plan:
             embedding_from=self.embedding,
             deterministic=self.deterministic,
             compiled=self.engine.compile == "on",
+            early_launch=self.engine.early_launch,
             progress=progress,
         )
 

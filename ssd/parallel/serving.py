@@ -12,6 +12,7 @@ from ssd.errors import FieldError
 from ssd.parallel.place import Place
 from ssd.parallel.ranks import Alone, Ranks, Team, leave
 from ssd.rpc.server import Server
+from ssd.runtime.device import take_share
 
 log = structlog.get_logger()
 
@@ -19,6 +20,7 @@ log = structlog.get_logger()
 def run_ranked(engine: EngineConfig, serve: Callable[[], Coroutine[Any, Any, int]]) -> int:
     """Runs a service as the rank that this process is: `serve()` in rank 0, its calls in the others. The exit status;
     where there are several ranks the process ends here."""
+    take_share(engine.gpu_share)  # before anything asks CUDA, and inherited by ranks that are started
     place = place_of(engine)
     if place is not None and place.rank > 0:
         # Only now: rank 0 is no follower.

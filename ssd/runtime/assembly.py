@@ -14,6 +14,7 @@ from ssd.models.errors import ModelError
 from ssd.models.loader import LoadedModel
 from ssd.runtime import memory
 from ssd.runtime.blocks import BlockPool, BlockTable
+from ssd.runtime.device import launches_early
 from ssd.runtime.fast_steps import FastSteps
 from ssd.runtime.graphs import CudaGraphs, Eager, Executor
 from ssd.runtime.heads import head_of
@@ -42,7 +43,9 @@ def make_runner(
     backend: the attention, where it is not to be the one that `engine` names.
     ModelError where memory does not suffice, FieldError for settings that the device cannot follow.
     """
-    backend = backend or attention_backend(engine.attention, loaded.device, deterministic=loaded.deterministic)
+    if backend is None:
+        early = launches_early(engine.early_launch, loaded.device)
+        backend = attention_backend(engine.attention, loaded.device, deterministic=loaded.deterministic, early=early)
     executor = executor_of(loaded, engine, backend)
     blocks = engine.kv_tokens // engine.block_size
     if not blocks:

@@ -1,10 +1,17 @@
 """Which device and which dtype a model runs in."""
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from ssd.errors import FieldError
+
+MPS_SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+EARLY_PAYS = False
+"""See bench/results/engine-h200.md."""
 
 DTYPES = {
     "float32": torch.float32,
@@ -55,6 +62,24 @@ def resolve_deterministic(switch: str, dtype: str | torch.dtype, device: str | t
         return switch == "on"
     device = resolve_device(device)
     return device.type == "cpu" and resolve_dtype(dtype, device).itemsize == 2
+
+
+def launches_early(switch: str, device: torch.device) -> bool:
+    """Whether Triton's kernels are launched while the one before still runs: `switch` "on", "off", or "auto" = where
+    it was measured to pay. FieldError where the device cannot."""
+    if switch == "off" or (switch == "auto" and not EARLY_PAYS):
+        return False
+    able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    if switch == "on" and not able:
+        raise FieldError("early_launch", f"needs a GPU of compute capability 9 or more; the device is {device}")
+    return able
+
+
+def take_share(percent: int) -> None:
+    """Bounds this process to a part of the multiprocessors of a GPU that it shares under MPS; 0 leaves it as it is.
+    To be called before anything touches CUDA, which reads it once. Without MPS it has no effect."""
+    if percent:
+        os.environ[MPS_SHARE] = str(percent)
 
 
 def cpu_multiplies_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:

@@ -8,7 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.run.mps import DEFAULT_SHARE, PROGRAM, SHARE, MpsUnavailable, mps
+from bench.run.mps import DEFAULT_SHARE, PROGRAM, MpsUnavailable, mps
+from ssd.runtime.device import MPS_SHARE
 
 FAKE = """#!{python}
 import os, pathlib, sys, time
@@ -49,12 +50,12 @@ def gone(record: Path) -> bool:
 def test_the_daemon_lives_as_long_as_it_is_needed(tmp_path):
     environment, record = install(tmp_path)
     with mps(environment) as variables:
-        assert set(variables) == {"CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", SHARE}
-        assert variables[SHARE] == DEFAULT_SHARE
+        assert set(variables) == {"CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", MPS_SHARE}
+        assert variables[MPS_SHARE] == DEFAULT_SHARE
         assert psutil.pid_exists(int(record.read_text().split()[0]))
     assert gone(record)
-    with mps({**environment, SHARE: "60"}) as variables:
-        assert variables[SHARE] == "60"
+    with mps({**environment, MPS_SHARE: "60"}) as variables:
+        assert variables[MPS_SHARE] == "60"
 
 
 def test_it_is_ended_after_a_failure_and_when_it_does_not_listen(tmp_path, monkeypatch):

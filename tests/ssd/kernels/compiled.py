@@ -60,7 +60,6 @@ def check_linear(shape: tuple[int, int], **flags: object) -> None:
         tile_outputs=tile.outputs,
         tile_inputs=tile.inputs,
         splits=tile.splits,
-        ahead=tile.stages,
         early=True,
         **{**plain, **flags},
     )

@@ -1,9 +1,19 @@
 """dtype and device by name; `auto` follows what the machine multiplies natively."""
 
+import os
+
 import pytest
 import torch
 
-from ssd.runtime.device import cpu_multiplies_bfloat16, resolve_device, resolve_dtype
+from ssd.errors import FieldError
+from ssd.runtime.device import (
+    MPS_SHARE,
+    cpu_multiplies_bfloat16,
+    launches_early,
+    resolve_device,
+    resolve_dtype,
+    take_share,
+)
 
 
 def test_names_and_dtypes_are_both_taken():
@@ -33,3 +43,27 @@ def test_bfloat16_is_chosen_by_the_cpus_own_flags(tmp_path, line, expected):
 def test_a_gpu_that_is_not_there_is_refused():
     with pytest.raises(ValueError, match="finds no CUDA device"):
         resolve_device("cuda:0")
+
+
+@pytest.mark.parametrize(("capability", "able"), [((8, 0), False), ((9, 0), True), ((10, 0), True)])
+def test_kernels_are_launched_early_only_where_the_gpu_can(monkeypatch, capability, able):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    assert not launches_early("off", gpu)
+    assert not launches_early("auto", cpu)
+    assert launches_early("auto", gpu) in (False, able)
+    if able:
+        assert launches_early("on", gpu)
+    else:
+        with pytest.raises(FieldError, match="early_launch: needs a GPU of compute capability 9"):
+            launches_early("on", gpu)
+    with pytest.raises(FieldError, match="the device is cpu"):
+        launches_early("on", cpu)
+
+
+def test_a_share_of_the_gpu_is_left_as_it_is_or_taken(monkeypatch):
+    monkeypatch.setenv(MPS_SHARE, "85")
+    take_share(0)
+    assert os.environ[MPS_SHARE] == "85"
+    take_share(30)
+    assert os.environ[MPS_SHARE] == "30"
