@@ -27,7 +27,7 @@ def kernels():
 def test_steps_equal_the_reference(tmp_path, monkeypatch, family, dtype, layers, tolerance):
     attention, own = kernels()
     path = make_toy(tmp_path, family, layers=layers)
-    monkeypatch.setattr("ssd.models.loader.make_ops", lambda *_: own.TritonOps("cpu"))
+    monkeypatch.setattr("ssd.models.loader.make_ops", lambda *_, **__: own.TritonOps("cpu"))
     fast = fast_engine(load_model(path, dtype=dtype), backend=attention.TritonAttention())
     monkeypatch.undo()
     plain = Engine.load(path, dtype="float32", block_size=8)
