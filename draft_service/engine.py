@@ -116,6 +116,13 @@ class DraftEngine:
         for sequence, drawn in answered:
             self._take(sequence, drawn)
 
+    def busy_for(self, now: float) -> float:
+        """Nothing is left to wait for: a pass is over when `begin` returns."""
+        return 0.0
+
+    def wait(self) -> None:
+        """See `busy_for`."""
+
     def finish(self, now: float | None = None) -> Mapping[int, draft_pb2.DraftServiceServeResponse]:
         """What the step and the messages since the last one have to say: one message for each stream that has news.
 

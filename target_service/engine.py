@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import structlog
+import torch
 
 from protos.ssd.v1 import target_pb2, types_pb2
 from ssd.config import TargetConfig
@@ -19,7 +20,7 @@ from ssd.models.config import ModelConfig
 from ssd.proto_convert import outcome_table, proposal
 from ssd.rpc.mail import Mail, Status
 from ssd.runtime.blocks import BlockPool, BlockTable
-from ssd.runtime.runner import Runner
+from ssd.runtime.runner import Runner, Stepped
 from ssd.speculation.cache import Found, SpeculationCache
 from ssd.speculation.finish import cut
 from ssd.speculation.proposal import Continuation, Proposal
@@ -48,6 +49,20 @@ class Round:
     outcome: target_pb2.StepOutcome
 
 
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step that was given to the device at monotonic time `planned`, seconds. `ran`: what is known of it by now, the
+    logits of all draws where the runner does not draw itself."""
+
+    rows: list[StepRow]
+    ran: Stepped | torch.Tensor
+    planned: float
+
+    def done(self) -> bool:
+        """Whether its ids would come without a wait."""
+        return not isinstance(self.ran, Stepped) or self.ran.done()
+
+
 class TargetEngine:
     """Serves the sequences of any number of streams from one model; see ssd.rpc.engine_loop.Engine."""
 
@@ -66,6 +81,7 @@ class TargetEngine:
         self._tracer = tracer
         self.limits = Limits(model.vocab_size, context, pool.blocks * pool.block_size, config.max_k, model.eos_ids)
         self.roster = Roster()
+        self._launched: Launched | None = None
         self._ruled: list[tuple[StepRow, Verdict | None]] = []  # of the step that has begun
         self._clock = StepClock(tracer)
         self.scheduler = Scheduler(self.roster.live, pool, config.engine.token_budget)
@@ -152,12 +168,27 @@ class TargetEngine:
         return now if self._mail else self.scheduler.wake_at(now)
 
     def begin(self, now: float) -> None:
-        """Plan a step at monotonic time `now`, seconds, run it and draw."""
+        """Plan a step at monotonic time `now`, seconds, and give it to the device."""
         rows = self.scheduler.plan(now)
         if not rows:
             return
         self._clock.begin(now, rows)
-        for row, ruling in zip(rows, self._run(rows, now), strict=True):
+        self._launched = self._launch(rows, now)
+
+    def busy_for(self, now: float) -> float:
+        """Seconds for which the device will surely be busy with the step; 0 when it may be over."""
+        if self._launched is None or self._launched.done():
+            return 0.0
+        return max(0.0, self._clock.surely_left(now))
+
+    def wait(self) -> None:
+        """Wait for the step that was begun, and draw."""
+        launched, self._launched = self._launched, None
+        if launched is None:
+            return
+        for row, ruling in zip(launched.rows, self._decided(launched), strict=True):
+            if not self.roster.holds(row.sequence):
+                continue  # it was closed meanwhile
             if isinstance(ruling, Undrawable):
                 log.error("no token can be drawn", sequence=row.sequence.id, error=ruling.reason)
                 self._refuse(row.sequence, Status.INTERNAL, f"no token can be drawn: {ruling.reason}")
@@ -169,6 +200,7 @@ class TargetEngine:
 
         now   monotonic time in seconds; without it the step is not timed
         """
+        self.wait()
         ruled, self._ruled = self._ruled, []
         timing = self._clock.end(now)
         # A sequence may have been closed meanwhile.
@@ -188,21 +220,24 @@ class TargetEngine:
         self.begin(now)
         return self.finish()
 
-    def _run(self, rows: list[StepRow], begun: float) -> list[Ruling]:
-        """One forward over all rows of the step that began at `begun`, and what it decides for each."""
+    def _launch(self, rows: list[StepRow], begun: float) -> Launched:
+        """One forward over all rows of the step that began at `begun`."""
         runs = [row.run_row() for row in rows]
         planned = self._tracer.now()
-        if self._runner.draws:
-            stepped = self._runner.step(runs, [draw for row in rows for draw in row.plain_draws()])
-            ran = self._tracer.now()
-            decided = rulings_of(rows, stepped)
-        else:
-            logits = self._runner.run(runs)
-            ran = self._tracer.now()
-            decided = rulings(rows, logits)
         self._tracer.span("engine", "plan", begun, planned)
-        self._tracer.span("engine", "forward", planned, ran)
-        self._tracer.span("engine", "draw", ran, self._tracer.now())
+        if not self._runner.draws:
+            return Launched(rows, self._runner.run(runs), planned)
+        return Launched(rows, self._runner.step(runs, [draw for row in rows for draw in row.plain_draws()]), planned)
+
+    def _decided(self, launched: Launched) -> list[Ruling]:
+        """What the step decides for each of its rows."""
+        rows, ran = launched.rows, launched.ran
+        if isinstance(ran, Stepped):
+            _ = ran.ids  # here the device is waited for
+        known = self._tracer.now()
+        decided = rulings_of(rows, ran) if isinstance(ran, Stepped) else rulings(rows, ran)
+        self._tracer.span("engine", "forward", launched.planned, known)
+        self._tracer.span("engine", "draw", known, self._tracer.now())
         return decided
 
     def _commit(self, row: StepRow, verdict: Verdict | None) -> Round | None:

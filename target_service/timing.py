@@ -9,6 +9,7 @@ from ssd.telemetry.trace import Tracer
 from target_service.scheduler import StepRow
 
 _WEIGHT = 0.1  # of the newest step in the mean
+_SURELY = 0.8  # of the typical time, which no step falls short of as long as the load is the same
 
 
 class StepClock:
@@ -28,6 +29,10 @@ class StepClock:
             tokens=sum(row.query_tokens for row in rows),
             prefill=any(row.tokens > 1 or not row.complete for row in rows),
         )
+
+    def surely_left(self, now: float) -> float:
+        """Seconds that the step which runs will take at least, by those before it."""
+        return 0.0 if self.typical_s is None else self._began + _SURELY * self.typical_s - now
 
     def end(self, now: float | None) -> target_pb2.StepTiming | None:
         """The step's outcomes are known at `now`; None without a step, or without a time."""

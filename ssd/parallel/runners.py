@@ -53,8 +53,10 @@ class LeadingRunner:
             return self._own.grow_on(items, draws, steps)
 
     def _lazy(self, stepped: Stepped) -> Stepped:
-        """Whole logits are put together from all ranks only when they are asked for."""
-        return Stepped(stepped.ids, functools.partial(self._logits, stepped))
+        """Whole logits are put together from all ranks only when they are asked for; ids are waited for here, where a
+        call that hangs is seen to be under way."""
+        ids = stepped.ids
+        return Stepped(lambda: ids, functools.partial(self._logits, stepped))
 
     def _logits(self, stepped: Stepped, wanted: Sequence[int]) -> torch.Tensor:
         with self._line.calling(Call(Kind.LOGITS, wanted=wanted)):
@@ -86,9 +88,9 @@ def make(runner: ModelRunner, call: Call, before: Stepped | None) -> Stepped | N
             before.logits(call.wanted)
             return before
         case Kind.STEP:
-            return runner.step(call.rows, call.draws, call.number)
+            return _here(runner.step(call.rows, call.draws, call.number))
         case Kind.GROW:
-            return runner.grow(call.items, call.draws)
+            return _here(runner.grow(call.items, call.draws))
         case Kind.RUN:
             runner.run(call.rows)
         case Kind.RUN_BRANCHES:
@@ -98,6 +100,12 @@ def make(runner: ModelRunner, call: Call, before: Stepped | None) -> Stepped | N
         case Kind.GROW_ON:
             runner.grow_on(call.items, _all(call.draws), call.number)
     return None
+
+
+def _here(stepped: Stepped) -> Stepped:
+    """A step whose ids are there: no rank runs ahead of the others."""
+    _ = stepped.ids
+    return stepped
 
 
 def _all(draws: Draws) -> list[PlainDraw]:

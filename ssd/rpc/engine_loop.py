@@ -4,6 +4,7 @@ asyncio stays on its own thread, so pings are answered while a step runs and a h
 """
 
 import asyncio
+import contextlib
 import queue
 import threading
 import time
@@ -23,6 +24,7 @@ Out = TypeVar("Out")
 
 _DRAIN_POLL_S = 0.02
 _STOP_WITHIN_S = 3.0
+_LOOK_S = 0.001  # between two looks whether the device is still busy
 
 log = structlog.get_logger()
 
@@ -37,14 +39,21 @@ class Engine(Protocol[Request_contra, Response_co]):
         """Drop everything that was opened on a stream."""
 
     def begin(self, now: float) -> None:
-        """Run the heavy part of at most one step, at monotonic time `now` (seconds)."""
+        """Begin the heavy part of at most one step, at monotonic time `now` (seconds)."""
+
+    def busy_for(self, now: float) -> float:
+        """Seconds for which the device will surely be busy with what was begun; 0 when it may be over."""
+
+    def wait(self) -> None:
+        """Wait until it is over."""
 
     def finish(self, now: float | None = None) -> Mapping[int, Response_co]:
         """Conclude the step with all that was handled since it began; at most one message for each stream.
 
         now   monotonic time in seconds, from which the engine tells how long the step took; None = not timed
 
-        Separate from `begin` so that a prediction which arrives during a step is there when its outcome is known.
+        Separate from `begin` so that a prediction which arrives during a step is there when its outcome is known. Waits
+        if `wait` was not called.
         """
 
     def wake_at(self, now: float) -> float | None:
@@ -153,7 +162,9 @@ class EngineLoop(Generic[In, Out]):
             while self._sleep():
                 self._busy_since = time.monotonic()
                 self._engine.begin(self._busy_since)
-                going_on = self._drain()
+                going_on = self._meanwhile()
+                self._engine.wait()
+                going_on = self._drain() and going_on
                 finishing = time.monotonic()
                 responses = self._engine.finish(finishing)
                 self._load = self._engine.load()
@@ -184,6 +195,18 @@ class EngineLoop(Generic[In, Out]):
             return False
         action()
         return self._drain()
+
+    def _meanwhile(self) -> bool:
+        """Take in messages while the device works, when they cost nobody time; False = stop after this step."""
+        going_on = True
+        while (left := self._engine.busy_for(time.monotonic())) > 0.0:
+            with contextlib.suppress(queue.Empty):
+                action = self._inbox.get(timeout=min(left, _LOOK_S))
+                if action is None:
+                    going_on = False
+                else:
+                    action()
+        return going_on
 
     def _drain(self) -> bool:
         """Take in every waiting message; False = stop."""

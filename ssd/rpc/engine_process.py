@@ -5,6 +5,7 @@ nothing. Signals work from the first moment on.
 """
 
 import asyncio
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,9 @@ from ssd.telemetry.trace import NO_TRACER, Tracer
 
 _REPORT_EVERY_S = 1.0
 _ABANDON_LOADING_AFTER_S = 2.0
+_SWITCH_S = 0.0002
+"""After this long the engine's thread lets the event loop run. It begins its next step while what the last one had to say
+is still to be sent, and Python's own 5 ms would keep that back until the step waits for the device."""
 
 SomeEngine = TypeVar("SomeEngine", bound=Engine[Any, Any])
 
@@ -62,6 +66,7 @@ async def run_engine(
     `ready` gets the engine and its running loop; after it the services are SERVING. A ValueError or OSError of `build`
     becomes a StartupError. When the engine dies the services turn NOT_SERVING and the status is 1. tracer: closed here.
     """
+    sys.setswitchinterval(_SWITCH_S)
     loop: EngineLoop[Any, Any] | None = None
     progress = LoadProgress()
 

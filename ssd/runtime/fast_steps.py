@@ -33,6 +33,18 @@ class Ran:
         """[steps, wanted, count] ids, best first, UNDRAWABLE where there are none; waits for the device."""
         return self.step.fetch(steps)[:, list(self.places)]
 
+    def send(self) -> None:
+        """Has the ids of the one step that was launched brought here; `arrived` and `received` are about them."""
+        self.step.results.send(1)
+
+    @property
+    def arrived(self) -> bool:
+        return self.step.results.arrived
+
+    def received(self) -> Ids:
+        """[wanted, count] ids that were sent; waits for the device."""
+        return self.step.results.received(1)[0, list(self.places)]
+
     def logits(self, wanted: Sequence[int]) -> torch.Tensor:
         """Logits [len(wanted), V] of wanted tokens, by their number."""
         places = [self.places[i] for i in wanted]

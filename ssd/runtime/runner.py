@@ -9,7 +9,6 @@ CUDA graphs; other steps are packed anew each time.
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -30,13 +29,31 @@ __all__ = ["BranchItem", "ModelRunner", "PlainDraw", "RunRow", "Runner", "Steppe
 Draws = Sequence[PlainDraw | None]
 
 
-@dataclass(frozen=True)
-class Stepped:
-    """What a step gives for its wanted tokens: ids[i], best first, where a draw was asked for (UNDRAWABLE where there
-    are none, anything where it was not), and logits(numbers of wanted tokens) [n, V] until the next step."""
+Ids = Sequence[Sequence[int]]
 
-    ids: Sequence[Sequence[int]]
-    logits: Callable[[Sequence[int]], torch.Tensor]
+
+class Stepped:
+    """What a step gives for its wanted tokens, until the next step: the device may still be busy with it.
+
+    logits   (numbers of wanted tokens) → [n, V]
+    done     whether `ids` would come without a wait
+    """
+
+    def __init__(
+        self,
+        ids: Callable[[], Ids],
+        logits: Callable[[Sequence[int]], torch.Tensor],
+        done: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.logits = logits
+        self.done = done
+        self._fetch = ids
+
+    @functools.cached_property
+    def ids(self) -> Ids:
+        """ids[i] of wanted token i, best first, where a draw was asked for: UNDRAWABLE where there are none, anything
+        where it was not."""
+        return self._fetch()
 
 
 class Runner(Protocol):
@@ -193,9 +210,11 @@ class ModelRunner:
             raise RuntimeError("this runner does not draw")
 
     def _stepped(self, ran: Ran, draws: Draws) -> Stepped:
-        asked = any(draw is not None for draw in draws)
-        ids = ran.ids()[0].tolist() if asked else [()] * len(draws)
-        return Stepped(ids, functools.partial(self._logits_of, ran))
+        logits = functools.partial(self._logits_of, ran)
+        if all(draw is None for draw in draws):
+            return Stepped(lambda: [()] * len(draws), logits)
+        ran.send()
+        return Stepped(lambda: ran.received().tolist(), logits, lambda: ran.arrived)
 
     @_on_device
     def _logits_of(self, ran: Ran, wanted: Sequence[int]) -> torch.Tensor:
@@ -221,7 +240,7 @@ class ModelRunner:
             )
             for i, found in zip(asked, best.tolist(), strict=True):
                 ids[i] = found
-        return Stepped(ids, functools.partial(self._whole_of, scores))
+        return Stepped(lambda: ids, functools.partial(self._whole_of, scores))
 
     # Steps packed for themselves
 

@@ -73,10 +73,24 @@ class StaticResults:
         self._host = torch.zeros(tuple(shape), dtype=torch.int64, pin_memory=self._on_gpu)
         self._copied = torch.cuda.Event() if self._on_gpu else None
 
-    def fetch(self, steps: int) -> np.ndarray[Any, Any]:
-        """The first `steps` results, once they are there; good until the next call."""
+    def send(self, steps: int) -> None:
+        """Has the first `steps` results copied once they are computed, without waiting."""
         self._host[:steps].copy_(self.device[:steps], non_blocking=True)
         if self._copied is not None:
             self._copied.record()
+
+    @property
+    def arrived(self) -> bool:
+        """Whether what was sent last is here."""
+        return self._copied is None or self._copied.query()
+
+    def received(self, steps: int) -> np.ndarray[Any, Any]:
+        """The first `steps` results of those sent last, once they are here; good until the next are sent."""
+        if self._copied is not None:
             self._copied.synchronize()
         return self._host[:steps].numpy()
+
+    def fetch(self, steps: int) -> np.ndarray[Any, Any]:
+        """Sends the first `steps` results and receives them."""
+        self.send(steps)
+        return self.received(steps)

@@ -20,6 +20,8 @@ class Echo:
         self.wakes: list[float] = []
         self.seen_in_time: list[str] = []
         self.times: list[float] = []
+        self.busy_until = 0  # so many messages have come
+        self.seen_while_busy: list[str] = []
         self.in_step = threading.Event()
         self.go_on = threading.Event()
         self.go_on.set()
@@ -34,6 +36,12 @@ class Echo:
         self.times.append(now)
         self.in_step.set()
         assert self.go_on.wait(LIMIT_S)
+
+    def busy_for(self, now):
+        return LIMIT_S if len(self.pending) < self.busy_until else 0.0
+
+    def wait(self):
+        self.seen_while_busy = [request for _, request in self.pending]
 
     def finish(self, now=None):
         self.times.append(now)
@@ -93,6 +101,17 @@ async def test_what_comes_during_a_step_is_there_at_its_end(running):
     engine.go_on.set()
     assert await _get(outbox) == ["woke"]
     assert engine.seen_in_time == ["wakes the engine", "late"]
+
+
+async def test_messages_are_taken_in_while_the_device_is_busy(running):
+    engine, loop, _ = running
+    stream, outbox = loop.attach()
+    engine.busy_until = 3
+    for word in "abc":
+        loop.submit(stream, word)
+        await asyncio.to_thread(engine.in_step.wait, LIMIT_S)
+    assert await _get(outbox) == ["a", "b", "c"]
+    assert engine.seen_while_busy == ["a", "b", "c"]
 
 
 async def test_an_engine_is_told_when_its_steps_begin_and_end(running):
