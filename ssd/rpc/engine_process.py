@@ -20,8 +20,8 @@ from ssd.telemetry.trace import NO_TRACER, Tracer
 _REPORT_EVERY_S = 1.0
 _ABANDON_LOADING_AFTER_S = 2.0
 _SWITCH_S = 0.0002
-"""After this long the engine's thread lets the event loop run. It begins its next step while what the last one had to say
-is still to be sent, and Python's own 5 ms would keep that back until the step waits for the device."""
+"""After this long the engine's thread lets the event loop run. It begins its next step while what the last one had to
+say is still to be sent, and Python's own 5 ms may keep that back until the step waits for the device."""
 
 SomeEngine = TypeVar("SomeEngine", bound=Engine[Any, Any])
 
