@@ -7,7 +7,14 @@ import torch
 
 from ssd.config import EngineConfig
 from ssd.layers.attention_torch import TorchAttention
-from ssd.models.loader import load_model
+from ssd.layers.build import Build
+from ssd.layers.ops import make_ops
+from ssd.layers.rope import Rope
+from ssd.layers.rows import AllRows
+from ssd.layers.shard import Shard
+from ssd.models.config import ModelConfig
+from ssd.models.loader import LoadedModel, load_model
+from ssd.models.registry import build_model
 from ssd.runtime.assembly import make_runner
 from ssd.runtime.blocks import BlockTable
 from ssd.runtime.graphs import CudaGraphs, device_allocations
@@ -131,6 +138,37 @@ def test_deterministic_graphs_give_the_same_bits_in_any_company(tmp_path, dtype)
             company = [RunRow([7] * (1 + i), 3, other, 0) for i, other in enumerate(others[: number % 4])]
             parts.append(made.runner.run([RunRow(ids[first:stop], first, table, stop - first), *company]))
         assert torch.equal(torch.cat(parts), expected)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_steps_of_many_rows_give_what_packed_steps_give(tmp_path, wide, monkeypatch):
+    """Layers as large as a real model's, so that products are those that it takes; `wide`: also above 64 tokens."""
+    if wide:
+        monkeypatch.setattr("ssd.runtime.assembly._MOST_IN_16_BITS", 256)
+    config = ModelConfig("llama", 4096, 5120, 25600, 2, 64, 8, 128, 2048, Rope(1e6), tied=False)
+    gpu = torch.device("cuda")
+    build = Build(torch.bfloat16, gpu, Shard(), AllRows(), make_ops("auto", gpu, torch.bfloat16))
+    model = build_model(config, build)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.02) if parameter.dim() > 1 else parameter.fill_(1.0)
+    loaded = LoadedModel(model.eval(), config, torch.bfloat16, gpu, Shard())
+    runner, pool = make_runner(loaded, EngineConfig(device="cuda", kv_tokens=8192), Demand(17, 64), prepare=True)
+    packed = ModelRunner(loaded.model, config, runner.kv, runner.backend)
+    chance = random.Random(3)
+    tables = [BlockTable(pool) for _ in range(48)]
+    for i, table in enumerate(tables):
+        table.ensure(80)
+        packed.run([RunRow(random_ids(48, seed=i), 0, table)])
+    for counts in [[1] * 16, [15, 2] * 8, [1, *[15, 2] * 7, 2], [7] * 16, [1] * 48, [5] * 48, [17] * 4, [12] * 5]:
+        rows = [
+            RunRow(random_ids(n, seed=n), chance.randint(1, 48), table)
+            for n, table in zip(counts, chance.sample(tables, len(counts)), strict=True)
+        ]
+        expected, logits = packed.run(rows), runner.run(rows)
+        assert expected.isfinite().all(), counts
+        assert logits.isfinite().all(), counts
+        assert (logits - expected).norm() < 0.02 * expected.norm(), counts
 
 
 def test_a_context_of_32k_tokens(tmp_path):
