@@ -14,7 +14,7 @@ from itertools import islice
 from protos.ssd.v1 import admin_pb2, draft_pb2, target_pb2, types_pb2
 from router.live import Live
 from ssd.speculation.governor import Decision, Governor
-from ssd.speculation.prediction import Fallback, Limits, Load, Mode
+from ssd.speculation.prediction import Fallback, Lateness, Limits, Load, Mode, sent_first
 from ssd.speculation.ranks import AcceptanceStatistics, DecayingRate
 from ssd.speculation.step_time import StepTime, StepTimeFit
 from ssd.telemetry.trace import NO_TRACER, Tracer
@@ -38,6 +38,8 @@ LONGEST_STEP_MS = 5000.0
 _RTT_WEIGHT = 0.2
 # Steps after the first table is asked for, or after the last one, that may have begun before the draft heard of it.
 _STEPS_IN_FLIGHT = 2
+# Rounds after a decision until a proposal is sure to come from a table that was made for it.
+_ROUNDS_IN_FLIGHT = 3
 # A look at all settings takes milliseconds, in a process that streams to everybody. So there are only so many for each
 # step of a target, and where many sequences are due at once they take turns.
 REVIEWS_PER_STEP = 0.25
@@ -52,6 +54,7 @@ class Governing:
     alone: StepTimeFit = field(default_factory=lambda: StepTimeFit(TARGET_PRIOR))  # steps beside which none is
     draft: StepTimeFit = field(default_factory=lambda: StepTimeFit(DRAFT_PRIOR))  # passes that nobody waits for
     asked: StepTimeFit = field(default_factory=lambda: StepTimeFit(DRAFT_PRIOR))  # passes that a target waits for
+    lateness: Lateness = field(default_factory=Lateness)  # of tables, in rounds that were decided about
     workload: AcceptanceStatistics = field(default_factory=AcceptanceStatistics)
     tracer: Tracer = NO_TRACER
     decisions: Counter[tuple[str, str, bool]] = field(default_factory=Counter)  # new ones: (mode, fallback, probe)
@@ -60,9 +63,11 @@ class Governing:
     _ngram: DecayingRate = field(default_factory=lambda: DecayingRate(_NGRAM[0]))
     _governors: dict[Limits, Governor] = field(default_factory=dict)
     _decided: dict[int, Decision] = field(default_factory=dict)
+    _steady: Counter[int] = field(default_factory=Counter)  # rounds of a sequence since its last decision
     _rtt: dict[object, float] = field(default_factory=dict)  # seconds, by peer
     _governed: set[int] = field(default_factory=set)
     _anticipating: set[int] = field(default_factory=set)  # sequences that tables are made for
+    _rows: int = 1  # sequences of the batch, when one was last decided about
     _unclear: int = 0  # coming steps of which nobody knows what runs beside them
     _reviews: float = REVIEWS_SAVED  # that may be made now
     _waiting: dict[int, None] = field(default_factory=dict)  # sequences that would be looked at, in order
@@ -109,6 +114,8 @@ class Governing:
         if not proposed and live.wanted_fallback == types_pb2.FALLBACK_NGRAM:
             self._ngram.observe(False)  # nothing was found, which is worth as much as a wrong token
         after_hit = outcome.source == types_pb2.PROPOSAL_SOURCE_TABLE
+        if after_hit:
+            self._see_lateness(live, proposed)
         self._of(live.sequence).observe(accepted, proposed, rank, listed=listed, after_hit=after_hit)
 
     # What is decided
@@ -123,11 +130,13 @@ class Governing:
         # A trial is not made longer by waiting for a turn.
         if self._has_turn(live.sequence) or (before is not None and before.probe):
             load = Load(max(1, rows[0]), self._way(live), rows[1])
+            self._rows = load.rows
             decision = self._governor(live).decide(
                 live.sequence, self._of(live.sequence), load, ngram_acceptance=self._ngram_acceptance(live)
             )
         if decision is not None:
             self.rounds[decision.mode.value] += 1
+            self._steady[live.sequence] += 1
             if decision is not before:
                 self._reviews = max(0.0, self._reviews - 1.0)
                 self._adopt(live, decision, before)
@@ -137,6 +146,7 @@ class Governing:
         """Note a new decision, and in `live` what its peers have to hear."""
         self._decided[live.sequence] = decision
         if before is None or _settings(decision) != _settings(before):
+            self._steady[live.sequence] = 0
             self.decisions[decision.mode.value, decision.fallback.value, decision.probe] += 1
             self._note(live.sequence, decision)
         live.wants_drafts = decision.mode is not Mode.AR
@@ -153,6 +163,7 @@ class Governing:
         """The sequence has ended."""
         self._statistics.pop(live.sequence, None)
         self._decided.pop(live.sequence, None)
+        self._steady.pop(live.sequence, None)
         self._governed.discard(live.sequence)
         self._waiting.pop(live.sequence, None)
         self._see_tables(live, ended=True)
@@ -205,12 +216,21 @@ class Governing:
         if bool(self._anticipating) != before:
             self._unclear = _STEPS_IN_FLIGHT
 
+    def _see_lateness(self, live: Live, proposed: int) -> None:
+        """A round verified a proposal from a table: whether that was the whole one."""
+        decision = self._decided.get(live.sequence)
+        if decision is None or decision.mode is not Mode.SSD or self._steady[live.sequence] < _ROUNDS_IN_FLIGHT:
+            return
+        if sent_first(decision.depth) < decision.depth:
+            self.lateness.observe(proposed < decision.depth, decision.late, 1.0 / self._rows)
+
     def _note(self, sequence: int, decision: Decision) -> None:
         """A decision, and what it was taken from, in the timeline."""
         at = self.tracer.now()
         if at:
             fits = {"target": self.target, "alone": self.alone, "draft": self.draft, "asked": self.asked}
-            known = {f"{name}_ms": round(fit.model(1, 1) * 1e3, 3) for name, fit in fits.items() if fit.observations}
+            known = {"slowness": round(self.lateness.slowness, 3)}
+            known |= {f"{name}_ms": round(fit.model(1, 1) * 1e3, 3) for name, fit in fits.items() if fit.observations}
             self.tracer.instant("governor", decision.mode.value, at, sequence=sequence, reason=decision.reason, **known)
 
     def _of(self, sequence: int) -> AcceptanceStatistics:
@@ -222,7 +242,9 @@ class Governing:
     def _governor(self, live: Live) -> Governor:
         limits = _limits(live)
         if limits not in self._governors:
-            self._governors[limits] = Governor(self.target, self.draft, limits, asked=self.asked, alone=self.alone)
+            self._governors[limits] = Governor(
+                self.target, self.draft, limits, asked=self.asked, alone=self.alone, lateness=self.lateness
+            )
         return self._governors[limits]
 
     def _has_turn(self, sequence: int) -> bool:

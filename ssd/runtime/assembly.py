@@ -30,7 +30,7 @@ _MOST = 256
 _MOST_IN_16_BITS = 64
 """Tokens of the largest prepared step. Beyond 64 the products are cuBLAS's, and of the steps of a 32B model on an H200
 one of 128 tokens, as a graph in bfloat16, gave NaN, while one of 84 that was packed for itself did not. It is not yet
-understood, so such steps are packed for themselves. In float32, and in tiles of rows, wide graphs gave what they should."""
+understood, so such steps are packed for themselves. In float32 and in tiles of rows wide graphs were right."""
 
 log = structlog.get_logger()
 ANYTHING = Demand()

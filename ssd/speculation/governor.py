@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from ssd.speculation.prediction import (
     Fallback,
+    Lateness,
     Limits,
     Load,
     Mode,
@@ -81,6 +82,7 @@ class Decision:
     predicted   tokens per second of the batch for the best setting of each mode
     t_primary   time of a table, with its way to the target, in units of the target's step; 0 without tables
     hit_rate    expected, for rounds after a hit
+    late        share of tables of which only half is expected to be there in time
     probe       True for a trial of a mode that is not the best by what is known
     reason      one line for people
     """
@@ -90,6 +92,7 @@ class Decision:
     predicted: Mapping[Mode, float] = field(default_factory=dict)
     t_primary: float = 0.0
     hit_rate: float = 0.0
+    late: float = 0.0
     probe: bool = False
     reason: str = ""
 
@@ -137,6 +140,7 @@ class Governor:
     target, draft   the fitted step times, kept up to date by the caller
     asked           the draft's while a target waits for a proposal; `draft` is then of the others
     alone           the target's beside which no tables are made; `target` is then of the others
+    lateness        of tables, kept up to date by the caller
     """
 
     def __init__(
@@ -148,7 +152,9 @@ class Governor:
         *,
         asked: StepTimeFit | None = None,
         alone: StepTimeFit | None = None,
+        lateness: Lateness | None = None,
     ) -> None:
+        self._lateness = lateness or Lateness()
         self._target = target
         self._draft = draft
         self._asked = asked
@@ -186,7 +192,14 @@ class Governor:
         if state is None or review or state.followed != self._changes:
             (target, alone), (draft, asked) = self._times()
             outlook = Outlook(
-                statistics, target, draft, load, ngram_acceptance=ngram_acceptance, asked=asked, alone=alone
+                statistics,
+                target,
+                draft,
+                load,
+                ngram_acceptance=ngram_acceptance,
+                asked=asked,
+                alone=alone,
+                slowness=self._lateness.slowness,
             )
             if state is None or review:
                 state = self._reviewed(sequence, state, outlook, load)
@@ -330,7 +343,7 @@ class Governor:
             f"{_named(setting)}: {chosen.tokens_per_s:.0f} tok/s{table} (best of each mode: {compared} tok/s){kept}"
         )
         fan_out = outlook.allocation(setting) if setting.mode is Mode.SSD else ()
-        return Decision(setting, fan_out, predicted, t_primary, chosen.hit_rate, reason=reason)
+        return Decision(setting, fan_out, predicted, t_primary, chosen.hit_rate, chosen.late, reason=reason)
 
     def _in_share(self, sequence: int, share: float) -> bool:
         """Whether a sequence is one of the `share` that is drafted: always the same ones, as far as possible."""
@@ -353,13 +366,16 @@ class Governor:
             varied = replace(setting, k=other if setting.mode is Mode.SD else max(other, setting.k))
             if setting.mode is Mode.SSD:
                 varied = replace(varied, depth=other)
-            loss = 1.0 - outlook.predict(varied).tokens_per_s / chosen.tokens_per_s
+            expected = outlook.predict(varied)
+            loss = 1.0 - expected.tokens_per_s / chosen.tokens_per_s
             if varied == setting or loss > affordable:
                 found.append(None)
                 continue
             fan_out = outlook.allocation(varied) if varied.mode is Mode.SSD else ()
             reason = f"{_named(varied)} for a moment, to learn how times depend on it"
-            found.append(replace(decision, setting=varied, fan_out=fan_out, probe=True, reason=reason))
+            found.append(
+                replace(decision, setting=varied, fan_out=fan_out, late=expected.late, probe=True, reason=reason)
+            )
         return found[0], found[1]
 
     def _trial(
@@ -401,7 +417,7 @@ class Governor:
         fan_out = outlook.allocation(setting) if setting.mode is Mode.SSD else ()
         reason = f"{_named(setting)} on trial, to learn whether it would now be better than {decision.mode.value}"
         told = replace(decision, setting=setting, fan_out=fan_out, hit_rate=tried.hit_rate, probe=True, reason=reason)
-        trial = replace(told, t_primary=tried.table_s / tried.verify_s)
+        trial = replace(told, t_primary=tried.table_s / tried.verify_s, late=tried.late)
         return trial, lasting, every
 
 

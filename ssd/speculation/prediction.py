@@ -109,6 +109,7 @@ class Prediction:
     verify_s, table_s  its two sides: the target's step, and the draft's table with the way there and back
     hit_rate           of rounds that follow a hit
     hits               share of the drafted rows' rounds whose proposal came from a table
+    late               share of rounds at whose end only half of a table is there
     """
 
     setting: Setting
@@ -119,6 +120,7 @@ class Prediction:
     table_s: float = 0.0
     hit_rate: float = 0.0
     hits: float = 0.0
+    late: float = 0.0
 
 
 class Statistics(Protocol):
@@ -139,12 +141,37 @@ class _State:
     wait: float = 0.0
 
 
+@dataclass(slots=True)
+class Lateness:
+    """How much longer tables take than predicted, told by how many of them are late.
+
+    Passes and the way there and back are measured, but not what else passes until a table can be used: queues, other
+    threads, steps that are longer than their mean. Only what comes of it can be seen: whether a hit had the whole table
+    or half of it. Where more are late than predicted the factor grows, where fewer are it shrinks, until both agree.
+    Tables that are in time as expected show nothing, so the factor goes back towards 1 by and by, and what was too deep
+    once is tried again.
+    """
+
+    slowness: float = 1.0
+    eagerness: float = 0.01  # largest relative change that one table brings
+    return_rate: float = 0.004  # of the factor's distance from 1, in logarithms, with every table
+    bounds: tuple[float, float] = (0.7, 2.0)
+
+    def observe(self, late: bool, expected: float, weight: float = 1.0) -> None:
+        """A table was late or not, where `expected` was the chance of it."""
+        least, most = self.bounds
+        kept = self.slowness ** (1.0 - self.return_rate * weight)
+        changed = kept * math.exp(self.eagerness * weight * (late - expected))
+        self.slowness = min(most, max(least, changed))
+
+
 class Outlook:
     """Predictions for one moment; not to be kept while the statistics change.
 
     ngram_acceptance   chance that a token of prompt lookup is accepted, None = there is no such proposal
     asked              the draft's step while the target waits for it, None = as any other
     alone              the target's step while the draft computes nothing, None = as any other
+    slowness           how much longer a table takes, with its way, than passes and messages say: see Lateness
     """
 
     BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -160,7 +187,9 @@ class Outlook:
         ngram_acceptance: float | None = None,
         asked: StepTime | None = None,
         alone: StepTime | None = None,
+        slowness: float = 1.0,
     ) -> None:
+        self._slowness = slowness
         self._statistics = statistics
         self._target = target
         self._draft = draft
@@ -230,7 +259,7 @@ class Outlook:
         rows = self._load.rows
         hit, miss = self._hit_state(setting, setting.depth), self._miss_state(setting)
         hits = _stationary(hit, miss)
-        half = -(-setting.depth // 2)
+        half = sent_first(setting.depth)
         halved = self._hit_state(setting, half)
         # Short proposals make short steps, in which tables are late again: what half tables lead to has to hold.
         length = hits * halved.length + (1.0 - hits) * miss.length
@@ -255,7 +284,7 @@ class Outlook:
         else:
             verify, table, seconds = self._round(setting, depth, hits * hit.length + (1.0 - hits) * miss.length)
         rate = rows * (1.0 + setting.share * (tokens - 1.0)) / seconds
-        return Prediction(setting, rate, tokens, seconds, verify, table, hit.hit, hits)
+        return Prediction(setting, rate, tokens, seconds, verify, table, hit.hit, hits, late)
 
     def _worth_waiting_for(self, setting: Setting, half: int) -> float:
         """The depth whose time counts where only half of a table is used: with half a pass that is of no use any more,
@@ -268,7 +297,7 @@ class Outlook:
 
     def _late(self, setting: Setting, length: float, head_start: float = 0.0) -> float:
         """Share of rounds at whose end only half of a table is there, although all of it was wanted."""
-        if setting.depth < _HALVED_FROM:
+        if sent_first(setting.depth) == setting.depth:
             return 0.0
         ratio = (self._table(setting, setting.depth, length) - head_start) / self._verify(setting, length)
         return min(1.0, max(0.0, (ratio - _IN_TIME) / (_LATE - _IN_TIME)))
@@ -293,7 +322,7 @@ class Outlook:
     def _table(self, setting: Setting, depth: float, length: float) -> float:
         drafted = max(1.0, setting.share * self._load.drafted)
         grow = depth * self._draft(drafted, drafted * setting.budget)
-        return self._draft(drafted, drafted * (1.0 + length)) + grow + self._load.round_trip
+        return self._slowness * (self._draft(drafted, drafted * (1.0 + length)) + grow + self._load.round_trip)
 
     def _hit_state(self, setting: Setting, depth: int) -> _State:
         return self._state(None, depth, setting.budget, 0.0)
@@ -358,6 +387,11 @@ def thriftiest(predictions: Sequence[Prediction]) -> Prediction:
     enough = 0.997 * max(one.tokens_per_s for one in predictions)
     near = [one for one in predictions if one.tokens_per_s >= enough]
     return min(near, key=lambda one: (one.setting.draft_work, -one.tokens_per_s))
+
+
+def sent_first(depth: int) -> int:
+    """The depth at which a table is sent first."""
+    return -(-depth // 2) if depth >= _HALVED_FROM else depth
 
 
 def _stationary(hit: _State, miss: _State) -> float:

@@ -8,7 +8,7 @@ import pytest
 from protos.ssd.v1 import draft_pb2, target_pb2, types_pb2
 from router.coordinator import Coordinator
 from router.governing import REVIEWS_SAVED, Governing
-from ssd.speculation.prediction import Fallback, Mode
+from ssd.speculation.prediction import Fallback, Mode, Setting
 from ssd.telemetry.trace import FileTracer, read_part
 from tests.router.coordination import outcome, plan, said
 from tests.router.shared_gpu import SharedGpu, fixed_settings
@@ -260,6 +260,16 @@ def test_all_four_times_become_known_and_what_is_best_is_chosen(world, best):
     assert governing.target.model(1, 6) * 1e3 == pytest.approx(gpu.beside_tables_ms, rel=0.03)
     assert governing.asked.model(1, 1) * 1e3 == pytest.approx(gpu.asked_ms, rel=0.03)
     assert governing.draft.model(1, 32) * 1e3 == pytest.approx(gpu.table_ms, rel=0.1)
+
+
+@pytest.mark.parametrize("unseen_ms", [0.0, 2.0, 4.5, 8.0])
+def test_tables_that_come_later_than_anybody_measured_are_reckoned_with(unseen_ms):
+    world = {**SSD_IS_BEST, "unseen_ms": unseen_ms}
+    gpu = SharedGpu(**world)
+    gpu.run(300)
+    reached = gpu.run(1500)
+    settings = [*fixed_settings(), *(Setting(Mode.SSD, 6, 12, depth, Fallback.JIT) for depth in range(1, 8))]
+    assert reached >= 0.95 * max(SharedGpu(fixed=setting, **world).run(1500) for setting in settings)
 
 
 def test_a_new_sequence_begins_with_proposals_until_their_time_is_known():
