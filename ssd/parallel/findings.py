@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ssd.models.cache import cache_root
+from ssd.parallel.reasons import reason_of
 
 SHARED_MEMORY = Path("/dev/shm")
 PACKAGES = ("torch", "triton", "flash-attn", "flash-attn-4", "grpcio")
@@ -98,8 +99,9 @@ def _cached(folder: Path) -> tuple[str, ...]:
 def _taken(address: str) -> str:
     """Why it cannot be bound; empty if it can."""
     host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        socket.create_server((host, int(port))).close()
+        socket.create_server((host.strip("[]"), int(port)), family=family).close()
     except OSError as error:
-        return (error.strerror or str(error)).partition(" (while")[0].lower()
+        return reason_of(error)
     return ""

@@ -1,21 +1,24 @@
 """A rank other than 0: it loads its part of the model and makes rank 0's calls until that leaves or is lost."""
 
+import contextlib
 import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 
 import structlog
 import torch
 
 from ssd.errors import FieldError
-from ssd.parallel.group import join_store
+from ssd.parallel.group import MEET_WITHIN_S, join_store
 from ssd.parallel.line import receive
 from ssd.parallel.meeting import attend
 from ssd.parallel.place import Place
 from ssd.parallel.plan import Plan
 from ssd.parallel.pulse import Loss, Pulse
 from ssd.parallel.ranks import join_group, leave
+from ssd.parallel.reasons import reason_of
 from ssd.parallel.runners import follow
 from ssd.runtime.assembly import make_runner
 from ssd.telemetry import logging
@@ -43,12 +46,13 @@ def serve(place: Place) -> int:
     """Runs this rank; returns the exit status, or ends the process when rank 0 leaves or is lost."""
     logging.configure(service=f"rank{place.rank}")
     try:
-        store = join_store(place)
-        text, connected = attend(place, store)
-        plan = Plan.from_json(text)
-        pulse = Pulse(plan.engine.rank_silence_s, lambda loss: _lose(place, loss), lambda: leave(0))
-        pulse.add(0, connected)
-        pulse.start()
+        with _meeting(place):
+            store = join_store(place)
+            text, connected = attend(place, store)
+            plan = Plan.from_json(text)
+            pulse = Pulse(plan.engine.rank_silence_s, lambda loss: _lose(place, loss), lambda: leave(0))
+            pulse.add(0, connected)
+            pulse.start()
         if plan.engine.threads:
             torch.set_num_threads(plan.engine.threads)
         group = join_group(plan, place, store)
@@ -56,7 +60,7 @@ def serve(place: Place) -> int:
         group.all_loaded()
         runner, _ = make_runner(loaded, plan.engine, plan.demand, prepare=True)
     except (ValueError, OSError, RuntimeError) as error:
-        log.error("the rank cannot start", rank=place.rank, error=str(error))
+        log.error("the rank cannot start", rank=place.rank, error=reason_of(error))
         return BAD_INPUT
     pulse.serve()
     log.info("following", rank=place.rank, device=str(loaded.device))
@@ -65,6 +69,21 @@ def serve(place: Place) -> int:
     except BaseException as error:  # the process ends, and all ranks with it
         log.exception("the group is lost", rank=place.rank, error=str(error))
         return LOST
+
+
+@contextlib.contextmanager
+def _meeting(place: Place) -> Iterator[None]:
+    """A block in which this rank meets the others. Until there is a pulse nothing else ends the wait for a rank 0 that
+    stands still: a store that takes a connection and never answers is waited for without a limit."""
+    limit_s = 2 * MEET_WITHIN_S
+    loss = Loss(0, f"rank 0 has not met this rank within {limit_s:g} s", silent=True)
+    timer = threading.Timer(limit_s, _lose, (place, loss))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _lose(place: Place, loss: Loss) -> None:

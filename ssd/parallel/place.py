@@ -12,12 +12,14 @@ from ssd.errors import FieldError
 
 LOOPBACK = "127.0.0.1"
 PARENT = "SSD_RANK_PARENT"
+_TORCHRUN_HOLDS = "TORCHELASTIC_USE_AGENT_STORE"
+MOST_PORT = 65535
 
 
 @dataclass(frozen=True)
 class Place:
-    """Rank `rank` of `size`, the `local_rank`-th on its machine. All meet at address:port, which rank 0 (or torchrun)
-    holds. parent: process id of rank 0 where that started this process, else 0."""
+    """Rank `rank` of `size`, the `local_rank`-th on its machine. All meet at address:port, which rank 0 holds, or
+    torchrun where it says so. parent: process id of rank 0 where that started this process, else 0."""
 
     rank: int
     size: int
@@ -25,6 +27,7 @@ class Place:
     address: str = LOOPBACK
     port: int = 0
     parent: int = 0
+    torchrun_holds: bool = False
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Place | None":
@@ -39,8 +42,11 @@ class Place:
         address = environment.get("MASTER_ADDR", "")
         if not address:
             raise FieldError("MASTER_ADDR", "is not set, though RANK is: set it to the address of rank 0's machine")
-        parent = int(environment.get(PARENT, "0"))
-        return cls(rank, size, local, address, _number(environment, "MASTER_PORT"), parent)
+        port = _number(environment, "MASTER_PORT")
+        if not 0 < port <= MOST_PORT:
+            raise FieldError("MASTER_PORT", f"is {port}, must be in 1..{MOST_PORT}")
+        parent = _number(environment, PARENT) if PARENT in environment else 0
+        return cls(rank, size, local, address, port, parent, environment.get(_TORCHRUN_HOLDS) == "True")
 
     @property
     def environment(self) -> dict[str, str]:
@@ -63,6 +69,6 @@ def device_of(device: str, local_rank: int) -> str:
 
 def _number(environment: Mapping[str, str], name: str) -> int:
     value = environment.get(name, "")
-    if not value.isdigit():
+    if not (value.isascii() and value.isdigit()):
         raise FieldError(name, f"is {value!r}, must be a number: RANK, WORLD_SIZE and MASTER_PORT belong together")
     return int(value)

@@ -1,5 +1,6 @@
 """What every rank of a model loads and prepares, so that all of them do the same in the same order."""
 
+import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -54,12 +55,12 @@ class Plan:
         return device_of(self.engine.device, local_rank) if self.engine.tp > 1 else self.engine.device
 
     def to_json(self) -> str:
-        """Itself for another process."""
-        return json.dumps(asdict(self), default=str)
+        """Itself for another process, which must have the same files."""
+        return json.dumps(asdict(self) | {"contents": self._contents()}, default=str)
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
-        """What to_json has written."""
+        """What to_json has written. FieldError where this machine has other files than the one that wrote it."""
         values = json.loads(text)
         plan = cls(
             Path(values["directory"]),
@@ -67,4 +68,24 @@ class Plan:
             Demand(**values["demand"]),
             values["deterministic"],
         )
-        return plan if values["embedding"] is None else replace(plan, embedding=Path(values["embedding"]))
+        if values["embedding"] is not None:
+            plan = replace(plan, embedding=Path(values["embedding"]))
+        for name, contents in plan._contents().items():
+            if contents != values["contents"][name]:
+                raise FieldError("model", f"{name} is not the same here as for rank 0: copy it to every machine")
+        return plan
+
+    def _contents(self) -> dict[str, str]:
+        """What tells the model's directories from others at the same path: ranks with other shapes would wait for each
+        other, and with other weights compute nonsense. Sizes are compared, not weights, which takes no time."""
+        directories = [self.directory] if self.embedding is None else [self.directory, self.embedding]
+        return {str(directory): _contents_of(directory) for directory in directories}
+
+
+def _contents_of(directory: Path) -> str:
+    hashed = hashlib.sha256()
+    for path in sorted((*directory.glob("config.json"), *directory.glob("*.safetensors"))):
+        hashed.update(f"{path.name} {path.stat().st_size}\n".encode())
+        if path.suffix == ".json":
+            hashed.update(path.read_bytes())
+    return hashed.hexdigest()

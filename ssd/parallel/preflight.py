@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 
+import torch
+
 from ssd.config import EngineConfig
 from ssd.errors import FieldError
 from ssd.parallel.findings import Findings, look
+from ssd.parallel.place import device_of
 
 GIB, MIB = 1 << 30, 1 << 20
 LEAST_FREE = 2 * GIB
@@ -45,8 +48,10 @@ def require(engine: EngineConfig) -> None:
 
 def gpus_of(engine: EngineConfig) -> list[int]:
     """Numbers of the GPUs that the ranks run on, in rank order."""
-    first = int(engine.device.partition(":")[2] or 0)
-    return list(range(first, first + engine.tp))
+    try:
+        return [torch.device(device_of(engine.device, rank)).index for rank in range(engine.tp)]
+    except (RuntimeError, ValueError):
+        raise FieldError("engine.device", f"is {engine.device!r}, must be cpu, cuda or cuda:N") from None
 
 
 def _backends(found: Findings, engine: EngineConfig) -> Check:

@@ -25,6 +25,7 @@ from ssd.parallel.meeting import Meeting
 from ssd.parallel.place import LOOPBACK, Place
 from ssd.parallel.plan import Plan
 from ssd.parallel.pulse import Loss, Pulse
+from ssd.parallel.reasons import reason_of
 from ssd.parallel.runners import LeadingRunner
 from ssd.runtime.device import resolve_device, resolve_dtype
 from ssd.runtime.runner import ModelRunner, Runner
@@ -32,6 +33,7 @@ from ssd.runtime.runner import ModelRunner, Runner
 END_WITHIN_S = 3.0
 """From the moment that a loss is seen until this process is gone, stuck threads or not."""
 _LEAVE_WITHIN_S = 2.0
+_SEEN_WITHIN_S = 1.0
 FOLLOWER = "ssd.parallel.follower"
 
 log = structlog.get_logger()
@@ -82,7 +84,7 @@ class Ranks:
         self._children: list[subprocess.Popen[bytes]] = []
         self._group: Group | None = None
         self._line: Line | None = None
-        self._lost = False
+        self._lost = threading.Event()
         self._pulse = Pulse(engine.rank_silence_s, self._lose, check=self._hung)
 
     @property
@@ -102,7 +104,7 @@ class Ranks:
         try:
             self._group = join_group(plan, place, store)
         except RuntimeError as error:
-            raise FieldError("engine.tp", f"the ranks cannot form a group: {str(error).splitlines()[0]}") from error
+            raise FieldError("engine.tp", f"the ranks cannot form a group: {reason_of(error)}") from error
         log.info("ranks together", ranks=place.size, processes=self.processes)
         return self._group.shard
 
@@ -118,6 +120,11 @@ class Ranks:
         self._pulse.serve()
         return LeadingRunner(runner, self._line)
 
+    def lost(self) -> bool:
+        """Whether a rank is gone. An operation of the group fails at once, and so may do so before the pulse sees it:
+        ask after such a failure, and the pulse is given time."""
+        return self._lost.wait(_SEEN_WITHIN_S)
+
     def kill(self) -> None:
         """Ends the ranks that were started here, at once."""
         for child in self._children:
@@ -129,7 +136,7 @@ class Ranks:
         if self._line is not None:
             self._line.close()
         self._pulse.leave()
-        deadline = time.monotonic() + (0.0 if self._lost else _LEAVE_WITHIN_S)
+        deadline = time.monotonic() + (0.0 if self._lost.is_set() else _LEAVE_WITHIN_S)
         for child in self._children:
             try:
                 child.wait(max(0.0, deadline - time.monotonic()))
@@ -175,7 +182,7 @@ class Ranks:
         return None
 
     def _lose(self, loss: Loss) -> None:
-        self._lost = True
+        self._lost.set()
         threading.Thread(target=_end_in_any_case, args=(self.kill,), name="end", daemon=True).start()
         self._on_loss(loss.reason)
 

@@ -11,10 +11,15 @@ from ssd.config import EngineConfig
 from ssd.errors import FieldError
 from ssd.parallel.place import Place
 from ssd.parallel.ranks import Alone, Ranks, Team, leave
+from ssd.parallel.reasons import reason_of
 from ssd.rpc.server import Server
 from ssd.runtime.device import take_share
 
 log = structlog.get_logger()
+
+
+class RankLost(Exception):
+    """The process ends because of a rank that is gone; the log says which."""
 
 
 def run_ranked(engine: EngineConfig, serve: Callable[[], Coroutine[Any, Any, int]]) -> int:
@@ -27,7 +32,10 @@ def run_ranked(engine: EngineConfig, serve: Callable[[], Coroutine[Any, Any, int
         from ssd.parallel import follower
 
         leave(follower.serve(place))
-    status = asyncio.run(serve())
+    try:
+        status = asyncio.run(serve())
+    except RankLost:
+        leave(1)
     if engine.tp > 1:
         leave(status)
     return status
@@ -44,7 +52,8 @@ def place_of(engine: EngineConfig) -> Place | None:
 
 @contextlib.contextmanager
 def team_of(engine: EngineConfig, server: Server) -> Iterator[Team]:
-    """Who computes with this process, for as long as the service runs. Inside a running event loop."""
+    """Who computes with this process, for as long as the service runs. Inside a running event loop. RankLost where the
+    service fails because a rank is gone."""
     if engine.tp == 1:
         yield Alone()
         return
@@ -64,5 +73,10 @@ def team_of(engine: EngineConfig, server: Server) -> Iterator[Team]:
     ranks = Ranks(engine, place_of(engine), lost)
     try:
         yield ranks
+    except RuntimeError as error:
+        # While the model loads a lost rank may show as a failed operation first.
+        if ranks.lost():
+            raise RankLost(reason_of(error)) from error
+        raise
     finally:
         ranks.close()

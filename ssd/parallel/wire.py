@@ -99,15 +99,22 @@ def pack(call: Call) -> torch.Tensor:
 
 
 def unpack(packed: torch.Tensor, block_size: int) -> Call:
-    """The call in int64 [at least its length]; its tables have blocks of `block_size` tokens."""
-    reader = _Reader(packed.tolist())
+    """The call in int64 [at least its length]; its tables have blocks of `block_size` tokens. ValueError where the
+    words are no call: a rank that made another step than the others would have all of them wait."""
+    length = int(packed[LENGTH])
+    if not LENGTH < length <= len(packed):
+        raise ValueError(f"a call of {length} words came in {len(packed)}")
+    reader = _Reader(packed[:length].tolist())
     kind, number = Kind(reader.one()), reader.one()
     n_tables, n_rows, n_items, n_draws, n_wanted = (reader.one() for _ in range(5))
     tables = [SentTable(reader.counted(), block_size) for _ in range(n_tables)]
     rows = tuple(_rows(reader, tables, n_rows))
     items = tuple(_items(reader, tables, n_items))
     draws = tuple(_draw(*reader.some(4)) for _ in range(n_draws))
-    return Call(kind, rows, items, draws, number, tuple(reader.some(n_wanted)))
+    wanted = tuple(reader.some(n_wanted))
+    if reader.left:
+        raise ValueError(f"a call has {reader.left} words too many")
+    return Call(kind, rows, items, draws, number, wanted)
 
 
 class _Reader:
@@ -117,11 +124,16 @@ class _Reader:
         self._words = words
         self._next = LENGTH + 1
 
+    @property
+    def left(self) -> int:
+        return len(self._words) - self._next
+
     def one(self) -> int:
-        self._next += 1
-        return self._words[self._next - 1]
+        return self.some(1)[0]
 
     def some(self, count: int) -> list[int]:
+        if not 0 <= count <= self.left:
+            raise ValueError(f"a call has {self.left} words where {count} are to be read")
         self._next += count
         return self._words[self._next - count : self._next]
 
@@ -132,14 +144,20 @@ class _Reader:
 def _rows(reader: _Reader, tables: Sequence[SentTable], count: int) -> Iterator[RunRow]:
     for _ in range(count):
         table, start, logits = reader.some(3)
-        yield RunRow(tuple(reader.counted()), start, tables[table], logits)
+        yield RunRow(tuple(reader.counted()), start, _one_of(tables, table), logits)
 
 
 def _items(reader: _Reader, tables: Sequence[SentTable], count: int) -> Iterator[BranchItem]:
     for _ in range(count):
         trunk, token, position, prefix_len = reader.some(4)
         own, later = tuple(reader.counted()), tuple(reader.counted())
-        yield BranchItem(token, position, tables[trunk], prefix_len, own, later)
+        yield BranchItem(token, position, _one_of(tables, trunk), prefix_len, own, later)
+
+
+def _one_of(tables: Sequence[SentTable], number: int) -> SentTable:
+    if not 0 <= number < len(tables):
+        raise ValueError(f"a call has {len(tables)} block tables, and names number {number}")
+    return tables[number]
 
 
 def _draw(there: int, seed: int, position: int, bits: int) -> PlainDraw | None:

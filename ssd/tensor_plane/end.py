@@ -7,6 +7,7 @@ and a guard on another thread declares the plane broken when a limit passes with
 from __future__ import annotations
 
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -67,9 +68,10 @@ class End(ABC):
         self._guard.close()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the threads; False if one has not ended in time."""
+        """Wait for the threads; False if one has not ended in time. The guard's is the last to hold the channel."""
+        deadline = time.monotonic() + timeout_s
         self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        return self._guard.join(max(0.0, deadline - time.monotonic())) and not self._thread.is_alive()
 
     @property
     def beat_s(self) -> float:

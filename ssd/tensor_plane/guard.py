@@ -34,6 +34,11 @@ class Guard:
             self._ending = True
             self._changed.notify()
 
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread, `closed` among what it does; False if it has not ended in time."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
     @contextlib.contextmanager
     def within(self, limit_s: float, doing: str) -> Iterator[None]:
         """The block has limit_s seconds."""

@@ -6,7 +6,9 @@ The engine's thread orders, closes, posts and looks up; it never waits. What the
 
 from __future__ import annotations
 
+import atexit
 import queue
+import time
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
@@ -28,6 +30,7 @@ from ssd.tensor_plane.store import Absent
 MOST_PLANES = 64
 """Of one process: as many drafts times routers as anybody has."""
 LONGEST_LIMIT_S = 600.0
+_END_WITHIN_S = 5.0
 
 AnyEnd = TypeVar("AnyEnd", bound=End)
 Report = tuple[int, types_pb2.PlaneReport]
@@ -82,6 +85,8 @@ class _Planes(Generic[AnyEnd]):
         self._device = indexed(device)
         self._ability = ability_message(ability(self._device))
         self._ends: dict[tuple[int, int], AnyEnd] = {}
+        self._closing: list[AnyEnd] = []  # given up, and perhaps still in a library's hands
+        atexit.register(self._end)
         self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
 
     @property
@@ -95,6 +100,7 @@ class _Planes(Generic[AnyEnd]):
         if end is not None:
             self._forget(stream, end)
             end.close()
+            self._closing.append(end)
 
     def close_stream(self, stream: int) -> None:
         """See PlaneSide."""
@@ -111,7 +117,8 @@ class _Planes(Generic[AnyEnd]):
         if (stream, order.plane) in self._ends:
             return False
         reason = ""
-        if len(self._ends) >= MOST_PLANES:
+        self._closing = [end for end in self._closing if not end.join(0.0)]
+        if len(self._ends) + len(self._closing) >= MOST_PLANES:
             reason = f"this process has {MOST_PLANES} planes already"
         elif not 0.0 < order.limit_s <= LONGEST_LIMIT_S:
             reason = f"limit_s is {order.limit_s:g}, must be above 0 and at most {LONGEST_LIMIT_S:g}"
@@ -121,6 +128,14 @@ class _Planes(Generic[AnyEnd]):
 
     def _forget(self, stream: int, end: AnyEnd) -> None:
         """An end is no longer there."""
+
+    def _end(self) -> None:
+        """When the process ends: a thread that comes back from a library when the interpreter is gone aborts it."""
+        for stream, plane in list(self._ends):
+            self.close(stream, plane)
+        deadline = time.monotonic() + _END_WITHIN_S
+        for end in self._closing:
+            end.join(max(0.0, deadline - time.monotonic()))
 
     def _begin(self, stream: int, end: AnyEnd) -> None:
         self._ends[stream, end.number] = end

@@ -14,6 +14,7 @@ from torch.distributed import PrefixStore, Store, TCPStore
 from ssd.tensor_plane.channel import Broken
 
 _ANYWHERE = frozenset({"", "0.0.0.0", "::", "[::]"})
+_NEAR = "127.0.0.1"
 
 
 class Rendezvous:
@@ -23,10 +24,12 @@ class Rendezvous:
         """listen: host:port; port 0 = any free one. Raises Broken where that cannot be had."""
         self.host, _, port = listen.rpartition(":")
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        # As gRPC does at [::]; this process itself comes over IPv4.
+        both = family == socket.AF_INET6 and self.host in _ANYWHERE and socket.has_dualstack_ipv6()
         try:
-            listener = socket.create_server((self.host.strip("[]"), int(port)), family=family)
+            listener = socket.create_server((self.host.strip("[]"), int(port)), family=family, dualstack_ipv6=both)
         except OSError as error:
-            raise Broken(f"plane_listen: cannot listen on {listen}: {error.strerror}") from error
+            raise Broken(f"plane_listen: cannot listen on {listen}: {_short(error)}") from error
         self.port: int = listener.getsockname()[1]
         try:
             # By itself it would listen on every address of the machine.
@@ -57,7 +60,7 @@ class Rendezvous:
 
     @property
     def _near(self) -> str:
-        return "127.0.0.1" if self.host in _ANYWHERE else self.host.strip("[]")
+        return _NEAR if self.host in _ANYWHERE else self.host.strip("[]")
 
 
 def connect(address: str, name: str, limit_s: float) -> Store:
@@ -70,6 +73,10 @@ def connect(address: str, name: str, limit_s: float) -> Store:
     except (OSError, RuntimeError, ValueError) as error:
         raise Broken(f"no store can be reached at {address}") from error
     return PrefixStore(name, store)
+
+
+def _short(error: OSError) -> str:
+    return (error.strerror or str(error)).partition(" (while")[0].lower()
 
 
 def route_to(address: str) -> str:

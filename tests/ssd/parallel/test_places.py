@@ -20,6 +20,7 @@ def test_torchruns_variables_make_a_place():
     assert place == Place(5, 8, 1, "10.0.0.7", 29500)
     assert Place.from_environment(place.environment) == place
     assert Place.from_environment({}) is None
+    assert Place.from_environment(WHOLE | {"TORCHELASTIC_USE_AGENT_STORE": "True"}).torchrun_holds
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,9 @@ def test_torchruns_variables_make_a_place():
         ({"MASTER_ADDR": ""}, "MASTER_ADDR: is not set"),
         ({"MASTER_PORT": ""}, "MASTER_PORT: is ''"),
         ({"WORLD_SIZE": "many"}, "WORLD_SIZE: is 'many'"),
+        ({"RANK": "²"}, "RANK: is '²'"),
+        ({"MASTER_PORT": "99999"}, "MASTER_PORT: is 99999, must be in 1..65535"),
+        ({"SSD_RANK_PARENT": "me"}, "SSD_RANK_PARENT: is 'me'"),
     ],
 )
 def test_half_of_a_place_is_refused(change, message):
@@ -87,3 +91,12 @@ def test_a_plan_survives_the_journey(tmp_path):
     assert Plan.from_json(Plan(tmp_path, EngineConfig(), Demand()).to_json()) == Plan(
         tmp_path, EngineConfig(), Demand()
     )
+
+
+def test_a_model_with_other_files_at_the_same_path_is_refused(tmp_path):
+    directory = make_toy(tmp_path / "toy")
+    text = Plan(directory, EngineConfig(tp=2), Demand()).to_json()
+    assert Plan.from_json(text).directory == directory
+    make_toy(directory, layers=2)
+    with pytest.raises(FieldError, match=re.escape(f"model: {directory} is not the same here as for rank 0")):
+        Plan.from_json(text)

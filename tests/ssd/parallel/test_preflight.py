@@ -79,6 +79,16 @@ def test_a_taken_port_is_found():
     assert look().versions["torch"]
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_a_free_ipv6_address_is_not_taken():
+    assert look(["[::1]:0"]).taken == {}
+
+
+def test_a_device_that_names_no_gpu_is_refused_by_its_name():
+    with pytest.raises(FieldError, match=r"^engine\.device: is 'cuda:abc', must be cpu, cuda or cuda:N$"):
+        checks(NODE, replace(FOUR, device="cuda:abc"))
+
+
 def test_the_doctor_says_what_it_finds_and_what_it_will_use(monkeypatch):
     monkeypatch.setattr(findings, "look", lambda _: NODE)
     result = CliRunner().invoke(app, ["doctor", "--tp", "4"])

@@ -2,12 +2,13 @@
 
 import queue
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssd.parallel.line import HEAD_WORDS, Line, receive
-from ssd.parallel.wire import Call, Kind, SentTable, pack, unpack
+from ssd.parallel.wire import LENGTH, Call, Kind, SentTable, pack, unpack
 from ssd.runtime.blocks import BlockPool, BlockTable
 from ssd.runtime.draws import PlainDraw
 from ssd.runtime.rows import BranchItem, RunRow
@@ -47,6 +48,27 @@ def test_unpacked_is_what_was_packed(call):
     found = unpack(pack(call), BLOCK)
     assert found == call
     assert shared(found) == shared(call)
+
+
+@given(calls(), st.data())
+def test_part_of_a_call_is_no_call(call, data):
+    packed = pack(call)
+    cut = packed[: data.draw(st.integers(1, len(packed) - 1))].clone()
+    for length in (len(packed), len(cut)):
+        cut[LENGTH] = length
+        with pytest.raises(ValueError):
+            unpack(cut, BLOCK)
+
+
+@given(calls(), st.data())
+def test_a_changed_word_makes_another_call_or_none(call, data):
+    packed = pack(call)
+    packed[data.draw(st.integers(0, len(packed) - 1))] = data.draw(st.integers(-(1 << 63), (1 << 63) - 1))
+    try:
+        found = unpack(packed, BLOCK)
+    except ValueError:
+        return
+    assert int(pack(found)[LENGTH]) <= len(packed)
 
 
 @settings(max_examples=20)
