@@ -47,6 +47,7 @@ def run(
 
 
 def _deliver(coordinator: Coordinator, target: TargetEngine, draft: DraftEngine | None) -> None:
+    coordinator.govern()
     for message in coordinator.flush().values():
         if isinstance(message, target_pb2.TargetServiceServeRequest):
             target.handle(STREAM, message)

@@ -8,6 +8,7 @@ the present one's. Methods take in what happened; `flush` gives what is to be sa
     draft's need_resync, refused    on_draft      all committed ids again; plain decoding
     connections                     target_ready, target_lost, draft_ready, draft_lost
     requests                        open, close
+    mode AUTO                       govern        decide how sequences go on, when there is time for it
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ class Coordinator:
         self.planes = Planes(self._places, tensor_plane, plane_limit_s, name)
         self._rounds = Rounds(self._places, self._predictions, self.governing, self.planes, self.stale)
         self._changed: dict[int, Live] = {}  # their drafts have to hear of it at the next flush
+        self._undecided: dict[int, Live] = {}  # of mode AUTO, with outcomes since the last decision
 
     # Requests
 
@@ -103,6 +105,15 @@ class Coordinator:
             self._places.tell_drafts(live)
         self._changed.clear()
         return self._places.take()
+
+    def govern(self) -> bool:
+        """Decide how sequences in mode AUTO go on. It may take milliseconds, and so comes after a flush: nobody who
+        learns of an outcome should wait for it. Whether something is to be sent now."""
+        undecided, self._undecided = self._undecided, {}
+        for sequence, live in undecided.items():
+            if sequence in self._live:
+                self._rounds.govern(live)
+        return bool(undecided)
 
     # Connections
 
@@ -165,6 +176,8 @@ class Coordinator:
                     self._end(live, ended=True)
                 else:
                     self._changed[live.sequence] = live
+                    if live.plan.governed:
+                        self._undecided[live.sequence] = live
                 events.append(Emitted(live.sequence, outcome, live.totals))
         for refused in response.refused:
             if live := self._at_target(refused.sequence, key):

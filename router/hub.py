@@ -253,6 +253,8 @@ class Hub:
             if self._hop_began:
                 self._tracer.span("hops", f"to {peer.role.name}", self._hop_began, self._tracer.now())
         self._hop_began = 0.0
+        if self.coordinator.govern():
+            self._flush_soon()
 
     def _await_targets(self) -> None:
         """Start and stop the clocks of sequences without a target."""

@@ -49,12 +49,13 @@ class Rounds:
             self._follow(live)
         live.totals.count(outcome, hit)
         self.tally.count(live.plan.mode, outcome, hit)
-        if outcome.finish:
-            return
-        if live.plan.governed:
-            self._governing.decide(live, self._places.rows(live))
-            self._places.tell_target(live)
-        live.need_proposal = live.may_speculate and live.asks_after_miss and not live.next_depth
+        if not outcome.finish:
+            live.need_proposal = live.may_speculate and live.asks_after_miss and not live.next_depth
+
+    def govern(self, live: Live) -> None:
+        """Decide how a sequence in mode AUTO goes on. Its drafts hear of it with its next outcome."""
+        self._governing.decide(live, self._places.rows(live))
+        self._places.tell_target(live)
 
     def take_table(self, live: Live, link: Link, message: types_pb2.OutcomeTable) -> None:
         """A table from one of the sequence's drafts: into the cache, and on to the target."""

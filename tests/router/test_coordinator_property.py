@@ -161,6 +161,8 @@ class World:
     def flush(self):
         for key, message in self.coordinator.flush().items():
             (self.targets.get(key) or self.drafts[key]).take(message)
+        if self.coordinator.govern():
+            self.flush()
 
     def open(self):
         sequence = len(self.plans) + 1

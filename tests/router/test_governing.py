@@ -59,6 +59,7 @@ class Script:
         response = said(*outcomes)
         response.timing.rows, response.timing.tokens, response.timing.step_ms = self.rows, 5 * self.rows, VERIFY_MS
         self.coordinator.on_target("T", response)
+        self.coordinator.govern()
         for peer, message in self.coordinator.flush().items():
             if peer == "T":
                 self.drafting |= {change.sequence: change for change in message.drafting}
@@ -111,6 +112,24 @@ def test_auto_turns_to_plain_decoding_when_the_draft_is_far_too_slow_and_comes_b
     assert script.drafting[1].drafting
 
 
+def test_nobody_waits_for_a_decision():
+    """Advances go out before it, and the plan that it makes goes with the next ones."""
+    coordinator = Script().coordinator
+    coordinator.on_target("T", said(outcome(3, [5])))
+    (first,) = coordinator.flush()["D"].advances
+    assert list(first.ids) == [5] and not first.HasField("plan")
+    assert coordinator.governing.decision(1) is None
+    assert coordinator.govern() and not coordinator.govern()
+    assert coordinator.governing.decision(1) is not None
+    assert "D" not in coordinator.flush()
+    coordinator.on_target("T", said(outcome(4, [6])))
+    (second,) = coordinator.flush()["D"].advances
+    assert list(second.ids) == [6] and second.HasField("plan")
+    coordinator.close(1)
+    coordinator.govern()
+    assert coordinator.governing.decision(1) is None, "what has ended is not decided about"
+
+
 def test_plain_decoding_asks_no_draft_for_anything():
     script = Script(draft_ms=500.0)
     script.run(150)
@@ -148,6 +167,7 @@ def test_the_fallback_of_the_request_bounds_the_governor():
     coordinator.open(1, plan(AUTO, max_tokens=1000, k=4, fallback=types_pb2.FALLBACK_NONE))
     assert coordinator.flush()["T"].opens[0].fallback == types_pb2.FALLBACK_NONE
     coordinator.on_target("T", said(outcome(3, [5])))
+    coordinator.govern()
     assert coordinator.governing.decision(1).fallback == types_pb2.FALLBACK_NONE
     assert not coordinator.flush()["D"].advances[0].need_proposal
 
@@ -158,6 +178,7 @@ def test_without_a_draft_auto_decodes_plainly():
     coordinator.open(1, plan(AUTO))
     assert not coordinator.flush()["T"].opens[0].drafting
     coordinator.on_target("T", said(outcome(3, [5])))
+    coordinator.govern()
     assert coordinator.governing.decision(1).mode == AR
 
 
@@ -196,6 +217,7 @@ def test_nonsense_of_peers_is_not_learnt_from(step_ms):
     before = script.coordinator.governing.draft.observations
     script.coordinator.on_draft("D", draft_pb2.DraftServiceServeResponse(timing=timing))
     script.coordinator.on_target("T", said(outcome(7, [5], proposed=1, accepted=9)))
+    script.coordinator.govern()
     assert script.coordinator.governing.draft.observations == before
 
 

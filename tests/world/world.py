@@ -143,6 +143,8 @@ class World:
                 self.network.send(self.now, "draft", message, self.chaos)
             else:
                 self._send_to_target(message)
+        if self.coordinator.govern():
+            self._flush()
 
     def _send_to_target(self, message: target_pb2.TargetServiceServeRequest) -> None:
         """Opens and closes travel safely, in order; predictions each at their own risk."""
