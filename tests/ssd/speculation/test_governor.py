@@ -140,6 +140,20 @@ def test_what_is_nearly_as_fast_and_asks_less_of_the_draft_is_preferred():
 # Throughput
 
 
+@pytest.mark.parametrize(
+    ("rows", "acceptance", "t_primary", "round_trip", "depth", "budget"),
+    [(8, 0.7, 1.0, 0.0, 4, 16), (32, 0.7, 0.3, 0.5, 7, 16), (64, 0.9, 1.0, 0.5, 4, 1), (64, 0.9, 1.0, 0.5, 7, 1)],
+)
+def test_late_tables_cost_the_world_what_the_closed_forms_say(rows, acceptance, t_primary, round_trip, depth, budget):
+    """Else the best fixed setting is a yardstick that nobody can reach, or that anybody can."""
+    truth, draft, delay = TrueStatistics(acceptance), draft_for(t_primary), round_trip * VERIFY
+    setting = Setting(Mode.SSD, depth, budget, depth)
+    world = World(truth, draft, delay, fixed=setting)
+    world.run(20, rows)
+    expected = Outlook(truth, TARGET, draft, Load(rows, delay)).predict(setting).tokens_per_s
+    assert world.run(60 + 4000 // rows, rows) == pytest.approx(expected, rel=0.03)
+
+
 CELLS = [(8, 0.4, 0.3, 0.1), (8, 0.7, 1.0, 0.5), (8, 0.9, 1.6, 0.0), (32, 0.7, 0.3, 0.1), (32, 0.3, 4.0, 0.5)]
 
 
