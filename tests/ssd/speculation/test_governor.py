@@ -331,6 +331,16 @@ def test_a_small_gain_changes_nothing_at_once_and_says_so():
     assert changed.setting != first.setting
 
 
+@pytest.mark.parametrize(("before", "after", "depths"), [(0.92, 0.8975, (7, 3)), (0.88, 0.91, (3, 3))])
+def test_a_small_gain_is_enough_for_less_work_of_the_draft(before, after, depths):
+    """After the change of acceptance the other depth, 3 or 7, is better by less than half a percent."""
+    governor, load = governor_for(draft=draft_for(1.6)), Load(4, 0.5 * VERIFY)
+    first = governor.decide(1, TrueStatistics(before), load)
+    later = [governor.decide(1, TrueStatistics(after), load) for _ in range(1000)]
+    last = [decision for decision in later if not decision.probe][-1]
+    assert (first.depth, last.depth) == depths
+
+
 def test_without_a_draft_rows_decode_plainly_whatever_the_limits_say():
     for modes in (frozenset(Mode), frozenset({Mode.SSD})):
         governor = governor_for(limits=Limits(modes=modes))
