@@ -38,7 +38,7 @@ class GovernorSettings:
     """How eagerly the governor changes its mind.
 
     review_every   rounds between two looks at a sequence
-    slack          relative gains up to this one are not worth a change
+    slack          relative gains up to this one are not worth a change, except to what asks less of the draft
     patience       gain beyond the slack, added up over rounds, that brings a change: 1.0 = one round's tokens
     load_change    factor of rows or draft rows that is a new load and is looked at with the next round
     probe_rounds   fewest and most rounds of one trial of an unused mode: cheap trials are longer
@@ -264,7 +264,7 @@ class Governor:
             gain = best.tokens_per_s / current.tokens_per_s - 1.0
             rounds = max(state.rounds, self._settings.review_every * self._is_new(state.load, load))
             if best.setting != state.setting:
-                credit = max(0.0, state.credit + rounds * (gain - self._settings.slack))
+                credit = max(0.0, state.credit + rounds * (gain - self._slack(state.setting, best.setting)))
             if credit < self._settings.patience:
                 chosen = self._common_or(current, outlook, load)
             else:
@@ -289,6 +289,11 @@ class Governor:
         state.credit, state.rounds, state.trial_left = credit, 0, 0
         state.by_mode, state.followed = by_mode, self._changes
         return state
+
+    def _slack(self, old: Setting, new: Setting) -> float:
+        """Gain that is not worth a change. Less work for the draft is worth something by itself: what it has no time
+        for comes late, and how much that costs is the least certain part of a prediction."""
+        return 0.0 if new.draft_work < old.draft_work else self._settings.slack
 
     def _change(self, setting: Setting) -> None:
         """Make `setting` the one that others shall follow."""

@@ -21,6 +21,11 @@ def draft_for(t_primary: float) -> StepTime:
     return StepTime(0.9 * step, 0.0, 0.1 * step / 24.0)
 
 
+def sent_first(depth: int) -> int:
+    """The depth at which a table is sent first."""
+    return -(-depth // 2) if depth >= 4 else depth
+
+
 @dataclass(frozen=True)
 class TrueStatistics:
     """What AcceptanceStatistics would know after endless observation."""
@@ -59,6 +64,7 @@ class World:
     target: StepTime = TARGET
     seed: int = 5
     seconds: float = 0.0
+    free: float = 0.0  # when the draft can begin the next tables
     tokens: int = 0
     statistics: AcceptanceStatistics = field(default_factory=AcceptanceStatistics)
     in_flight: dict[int, tuple[int, bool]] = field(default_factory=dict)
@@ -92,15 +98,15 @@ class World:
                 self.in_flight[row] = (0, False)
         lengths = {row: self.in_flight.get(row, (0, False))[0] for row in range(rows)}
         wait = self.proposals([chosen[row].k for row in asking])
-        verify = self.measured(self.target, self.fits[0], rows, rows + sum(lengths.values()))
-        table = self.table({row: decision for row, decision in chosen.items() if decision.mode is Mode.SSD}, lengths)
         # Nobody waits for what a few rows do on trial.
-        drafting = sum(decision.mode is Mode.SSD for decision in chosen.values())
-        self.seconds += wait if 2 * len(asking) >= rows else 0.0
-        late = max(0.5 * (verify + table), table - self.round_trip)
-        self.seconds += max(verify, late) if 2 * drafting >= rows else verify
+        if 2 * len(asking) >= rows:
+            self.seconds += wait
+            self.free = max(self.free, self.seconds - 0.5 * self.round_trip)
+        self.seconds += self.measured(self.target, self.fits[0], rows, rows + sum(lengths.values()))
+        drafting = {row: decision for row, decision in chosen.items() if decision.mode is Mode.SSD}
+        used = self.tables(drafting, lengths, waited_for=2 * len(drafting) >= rows)
         for row, decision in chosen.items():
-            self.finish(row, decision, *self.in_flight.get(row, (0, False)))
+            self.finish(row, decision, *self.in_flight.get(row, (0, False)), used.get(row, 0))
 
     def asks(self, rows: int, row: int, decision: Decision) -> bool:
         """Whether a row waits for a proposal before this round."""
@@ -113,17 +119,36 @@ class World:
             return 0.0
         return self.round_trip + sum(self.draft_step(len(lengths), len(lengths)) for _ in range(max(lengths)))
 
-    def table(self, chosen: dict[int, Decision], lengths: dict[int, int]) -> float:
-        """Seconds until the tables of these rows are at the target."""
-        if not chosen:
-            return 0.0
-        seconds = self.round_trip + self.draft_step(len(chosen), sum(1 + lengths[row] for row in chosen))
-        for level in range(max(decision.depth for decision in chosen.values())):
-            growing = [decision.budget for decision in chosen.values() if decision.depth > level]
-            seconds += self.draft_step(len(growing), sum(growing))
-        return seconds
+    def tables(self, chosen: dict[int, Decision], lengths: dict[int, int], *, waited_for: bool) -> dict[int, int]:
+        """What these rows use of their tables; waits for it if it is not at the target when its step ends.
 
-    def finish(self, row: int, decision: Decision, length: int, after_hit: bool) -> None:
+        As in the simulator a table is sent when it is half as deep as wanted and when it is complete, the target uses
+        what is there and waits for no more than the half, and the draft ends a pass before it heeds an outcome.
+        """
+        if not chosen:
+            self.free = self.seconds + 0.5 * self.round_trip
+            return {}
+        on_its_way = 0.5 * self.round_trip
+        heard = self.seconds + on_its_way
+        least = {row: sent_first(decision.depth) for row, decision in chosen.items()}
+        ends = self.passes(chosen, lengths, until=heard, least=max(least.values()))
+        arrived = sum(end + on_its_way <= self.seconds for end in ends) - 1
+        used = {row: one.depth if one.depth <= arrived else least[row] for row, one in chosen.items()}
+        if waited_for:
+            self.seconds = max(self.seconds, on_its_way + max(ends[depth] for depth in used.values()))
+        self.free = max(heard, ends[-1]) if waited_for else heard
+        return used
+
+    def passes(self, chosen: dict[int, Decision], lengths: dict[int, int], *, until: float, least: int) -> list[float]:
+        """When the draft has tables of depth 0, 1, ..: at least of this one, and then as many as it begins in time."""
+        ends = [self.free + self.draft_step(len(chosen), sum(1 + lengths[row] for row in chosen))]
+        deepest = max(decision.depth for decision in chosen.values())
+        while len(ends) <= least or (len(ends) <= deepest and ends[-1] < until):
+            growing = [decision.budget for decision in chosen.values() if decision.depth >= len(ends)]
+            ends.append(ends[-1] + self.draft_step(len(growing), sum(growing)))
+        return ends
+
+    def finish(self, row: int, decision: Decision, length: int, after_hit: bool, next_length: int) -> None:
         accepted = 0
         while accepted < length and self.source.random() < self.truth.acceptance:
             accepted += 1
@@ -137,7 +162,7 @@ class World:
         rank = self.truth.rank(accepted, length, self.source)
         hit = rank <= fan_outs[accepted]
         self.statistics.observe(accepted, length, rank if hit else None, listed=fan_outs[accepted], after_hit=after_hit)
-        self.in_flight[row] = (decision.depth, True) if hit else (0, False)
+        self.in_flight[row] = (next_length, True) if hit else (0, False)
 
     def draft_step(self, rows: int, tokens: int) -> float:
         return self.measured(self.draft, self.fits[1], rows, tokens)

@@ -140,6 +140,20 @@ def test_what_is_nearly_as_fast_and_asks_less_of_the_draft_is_preferred():
 # Throughput
 
 
+@pytest.mark.parametrize(
+    ("rows", "acceptance", "t_primary", "round_trip", "depth", "budget"),
+    [(8, 0.7, 1.0, 0.0, 4, 16), (32, 0.7, 0.3, 0.5, 7, 16), (64, 0.9, 1.0, 0.5, 4, 1), (64, 0.9, 1.0, 0.5, 7, 1)],
+)
+def test_late_tables_cost_the_world_what_the_closed_forms_say(rows, acceptance, t_primary, round_trip, depth, budget):
+    """Else the best fixed setting is a yardstick that nobody can reach, or that anybody can."""
+    truth, draft, delay = TrueStatistics(acceptance), draft_for(t_primary), round_trip * VERIFY
+    setting = Setting(Mode.SSD, depth, budget, depth)
+    world = World(truth, draft, delay, fixed=setting)
+    world.run(20, rows)
+    expected = Outlook(truth, TARGET, draft, Load(rows, delay)).predict(setting).tokens_per_s
+    assert world.run(60 + 4000 // rows, rows) == pytest.approx(expected, rel=0.03)
+
+
 CELLS = [(8, 0.4, 0.3, 0.1), (8, 0.7, 1.0, 0.5), (8, 0.9, 1.6, 0.0), (32, 0.7, 0.3, 0.1), (32, 0.3, 4.0, 0.5)]
 
 
@@ -315,6 +329,16 @@ def test_a_small_gain_changes_nothing_at_once_and_says_so():
     assert later.setting == first.setting
     changed = [governor.decide(1, TrueStatistics(0.9), load) for _ in range(60)][-1]
     assert changed.setting != first.setting
+
+
+@pytest.mark.parametrize(("before", "after", "depths"), [(0.92, 0.8975, (7, 3)), (0.88, 0.91, (3, 3))])
+def test_a_small_gain_is_enough_for_less_work_of_the_draft(before, after, depths):
+    """After the change of acceptance the other depth, 3 or 7, is better by less than half a percent."""
+    governor, load = governor_for(draft=draft_for(1.6)), Load(4, 0.5 * VERIFY)
+    first = governor.decide(1, TrueStatistics(before), load)
+    later = [governor.decide(1, TrueStatistics(after), load) for _ in range(1000)]
+    last = [decision for decision in later if not decision.probe][-1]
+    assert (first.depth, last.depth) == depths
 
 
 def test_without_a_draft_rows_decode_plainly_whatever_the_limits_say():
