@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ssd.speculation.allocation import greedy_allocation, outcome_law
 from ssd.speculation.governor import Decision, Governor
-from ssd.speculation.prediction import Fallback, Limits, Load, Mode, Outlook, Setting
+from ssd.speculation.prediction import Fallback, Limits, Load, Mode, Outlook, Setting, sent_first
 from ssd.speculation.ranks import AcceptanceStatistics
 from ssd.speculation.step_time import StepTime, StepTimeFit
 
@@ -19,11 +19,6 @@ def draft_for(t_primary: float) -> StepTime:
     """A draft whose table of depth 6 and 21 branches for one sequence takes t_primary verifications."""
     step = t_primary * VERIFY / 7.0
     return StepTime(0.9 * step, 0.0, 0.1 * step / 24.0)
-
-
-def sent_first(depth: int) -> int:
-    """The depth at which a table is sent first."""
-    return -(-depth // 2) if depth >= 4 else depth
 
 
 @dataclass(frozen=True)
