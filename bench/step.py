@@ -38,7 +38,7 @@ from ssd.runtime.step_sizes import Demand
 COPY_BYTES_PER_S = 4.3e12
 """One H200, measured: the floor of a step is the bytes of its weights at this speed."""
 CONTEXT = 1024
-K, BRANCHES, SEGMENTS = 6, 21, (2, 2, 2)
+K, BRANCHES, SEGMENTS = 6, 21, (3, 3)
 """The table: depths between the sendings of an anytime table of six tokens."""
 REPEATS, STEPS = 5, 10
 

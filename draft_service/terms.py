@@ -54,24 +54,16 @@ class Policy:
     @property
     def publish_at(self) -> frozenset[int]:
         """Depths at which a table is sent before it is finished."""
-        return PublishSchedule().depths(self.depth)
+        return published_at(self.depth)
 
 
-@dataclass(frozen=True, slots=True)
-class PublishSchedule:
-    """When a growing table is sent: half a proposal in time beats a whole one too late.
-
-    At `first` tokens, then each time that the depth has doubled, and when it is finished; but not a step before that,
-    since a message more would gain next to nothing.
-    """
-
-    first: int = 2
-
-    def depths(self, last: int) -> frozenset[int]:
-        """The depths below `last`, which is where the table is finished."""
-        found: list[int] = []
-        depth = max(1, self.first)
-        while depth < last - 1:
-            found.append(depth)
-            depth *= 2
-        return frozenset(found)
+def published_at(last: int) -> frozenset[int]:
+    """Depths at which a table that is finished at `last` is sent before: half a proposal in time beats a whole one too
+    late. At its half, at half of that, and so on down to two tokens, but not a step before the next time, since a
+    message more would gain next to nothing."""
+    found: list[int] = []
+    depth = last
+    while 2 <= (half := -(-depth // 2)) < depth - 1:
+        found.append(half)
+        depth = half
+    return frozenset(found)

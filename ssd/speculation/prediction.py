@@ -390,7 +390,7 @@ def thriftiest(predictions: Sequence[Prediction]) -> Prediction:
 
 
 def sent_first(depth: int) -> int:
-    """The depth at which a table is sent first."""
+    """The depth that a table is sent with when it is not finished in time."""
     return -(-depth // 2) if depth >= _HALVED_FROM else depth
 
 

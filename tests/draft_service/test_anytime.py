@@ -3,8 +3,9 @@
 import pytest
 
 from draft_service.sequence import DraftSequence
-from draft_service.terms import PublishSchedule
+from draft_service.terms import published_at
 from ssd.speculation.outcomes import Branch, OutcomeTable
+from ssd.speculation.prediction import sent_first
 from tests.draft_service.harness import Reference, Request, Wire
 
 PROMPT = (61, 5, 5, 230, 8)
@@ -33,11 +34,12 @@ def assert_plain(table: OutcomeTable, ids: tuple[int, ...], reference: Reference
         assert branch.ids == reference.continuation(REQUEST, text, depth), branch
 
 
-def test_the_schedule_doubles_and_leaves_out_what_comes_a_step_before_the_end() -> None:
-    assert [sorted(PublishSchedule().depths(k)) for k in (1, 2, 3, 4, 5, 8, 16)] == [
-        [], [], [], [2], [2], [2, 4], [2, 4, 8]
+def test_tables_are_sent_at_halves_but_not_a_step_before_the_next_time() -> None:
+    assert [sorted(published_at(depth)) for depth in (1, 2, 3, 4, 5, 6, 7, 8, 9, 16)] == [
+        [], [], [], [2], [3], [3], [2, 4], [2, 4], [3, 5], [2, 4, 8]
     ]  # fmt: skip
-    assert sorted(PublishSchedule(first=1).depths(7)) == [1, 2, 4]
+    for depth in range(1, 40):
+        assert max(published_at(depth), default=depth) == sent_first(depth), "as the governor reckons"
 
 
 @pytest.mark.parametrize("depth", [1, 3, 5, 7])
