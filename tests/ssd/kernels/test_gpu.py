@@ -84,6 +84,17 @@ def test_many_rows_of_mixed_lengths_equal_the_reference():
     assert_equals_reference(sequence_case(setting, rows), most_queries=7)
 
 
+@pytest.mark.parametrize("counts", [[1] * 16, [1, *[15, 2] * 7, 2], [7] * 16, [5] * 40], ids=str)
+@pytest.mark.parametrize("heads", [Heads(64, 8, 128), Heads(9, 3, 64)], ids=str)
+def test_a_batch_of_a_prepared_step_equals_the_reference(heads, counts):
+    """Tables far wider than the rows are long, and memory that holds NaN wherever nothing was written."""
+    setting = Setting(heads, 16, torch.bfloat16, GPU, spare_width=125)
+    case = sequence_case(setting, [(count, 32 + count) for count in counts])
+    poison = [torch.full((1 << exponent,), float("nan"), device=GPU) for exponent in range(10, 28)]
+    del poison
+    assert_equals_reference(case, most_queries=8 if max(counts) <= 8 else 32)
+
+
 @pytest.mark.parametrize("heads", [Heads(64, 8, 128), Heads(9, 3, 64)], ids=str)
 def test_deterministic_bits_are_the_same_in_any_company(heads):
     backend = TritonAttention(deterministic=True)
