@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
-import torch
 
 from draft_service.engine import DraftEngine
 from draft_service.servicer import SERVICE, DraftServicer, Request
@@ -25,6 +24,7 @@ from ssd.rpc.engine_process import LoadProgress, run_engine
 from ssd.rpc.model_info import model_info
 from ssd.rpc.server import Server, StartupError
 from ssd.runtime.assembly import make_runner
+from ssd.runtime.device import set_threads
 from ssd.runtime.draws import MOST_RANKED
 from ssd.runtime.step_sizes import Demand
 from ssd.telemetry import logging
@@ -83,8 +83,7 @@ def load_engine(
 ) -> DraftEngine:
     """The engine that `config` describes, warmed up. ModelError or FieldError (both ValueError) for what is wrong."""
     started = time.monotonic()
-    if config.engine.threads:
-        torch.set_num_threads(config.engine.threads)
+    set_threads(config.engine.threads, config.engine.device, config.engine.tp)
     sources = Sources.find(config, progress)
     demand = demand_of(config, ModelConfig.from_directory(sources.model).vocab_size)
     # No rounding of the draft can reach the output, so here it has to be asked for.

@@ -69,6 +69,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             sequence = hub.sequence_of(request.request_id)
             live = hub.coordinator.of(sequence) if sequence is not None else None
             if live is None:
+                if not request.request_id:
+                    raise ApiError(grpc.StatusCode.INVALID_ARGUMENT, "request_id: must be given")
                 raise ApiError(grpc.StatusCode.NOT_FOUND, f"request_id: {request.request_id!r} is not live")
             held = hub.coordinator.snapshot(live.sequence)
             response.sequence = live.sequence

@@ -7,6 +7,7 @@ Every value can come from a TOML file (tables `[router]`, `[target]`, `[target.e
 import dataclasses
 import math
 import os
+import re
 import tomllib
 import typing
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,8 @@ MAX_RANKS = 8  # of one model
 MAX_DRAFT_RANKS = 2
 ALL_REDUCE = ("group", "one_shot")
 SWITCH = ("auto", "on", "off")
+# What a pod is told of a service that is named like one of ours.
+_OF_KUBERNETES = re.compile(r"SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_.*)?")
 COMPILE = ("off", "on")
 CPU_KV_TOKENS = 16384
 ATTENTION = ("auto", "torch", "triton", "flash_attn")
@@ -43,7 +46,7 @@ class EngineConfig:
     # Results that do not depend on batch composition, bit for bit; costs speed. auto: for a target in 16 bits on the
     # CPU, where a product of one row and one of several round differently often enough to be seen.
     deterministic: str = "auto"
-    threads: int = 0  # torch threads; 0 = torch's own choice
+    threads: int = 0  # torch threads; 0 = half of the cores on a CPU, torch's own choice on a GPU
     block_size: int = 16  # tokens per KV block
     kv_tokens: int = 0  # KV room in all, tokens; 0 = what is free on a GPU, or CPU_KV_TOKENS
     max_sequences: int = 64  # sequences held at once, running and waiting
@@ -245,9 +248,13 @@ def load(
             if name not in SECTIONS:
                 raise FieldError(name, f"no such table in {file}; there are {', '.join(SECTIONS)}")
         values = _table(tables.get(section, {}), section)
-    _merge(
-        values, _from_environment(kind, f"SSD_{section.upper()}_", os.environ if environment is None else environment)
-    )
+    given = os.environ if environment is None else environment
+    prefix = f"SSD_{section.upper()}_"
+    known = _names(kind, prefix)
+    for name in given:
+        if name.startswith(prefix) and name not in known and not _OF_KUBERNETES.fullmatch(name[len(prefix) :]):
+            raise FieldError(name, f"no such setting; there are {', '.join(known)}")
+    _merge(values, _from_environment(kind, prefix, given))
     _merge(values, overrides or {})
     return _build(kind, values, section)
 
@@ -275,6 +282,15 @@ def _merge(into: dict[str, Any], new: Mapping[str, Any]) -> None:
             _merge(into.setdefault(name, {}), value)
         elif value is not None:
             into[name] = value
+
+
+def _names(kind: type, prefix: str) -> list[str]:
+    """The environment's variables of all settings."""
+    found: list[str] = []
+    for f in dataclasses.fields(kind):
+        name = prefix + f.name.upper()
+        found += _names(typing.cast(type, f.type), f"{name}_") if dataclasses.is_dataclass(f.type) else [name]
+    return found
 
 
 def _from_environment(kind: type, prefix: str, environment: Mapping[str, str]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import functools
 import time
 
 import structlog
-import torch
 
 from protos.ssd.v1 import target_pb2, target_pb2_grpc, types_pb2
 from ssd.config import TargetConfig
@@ -19,7 +18,7 @@ from ssd.rpc.engine_process import LoadProgress, run_engine
 from ssd.rpc.model_info import model_info
 from ssd.rpc.server import Server, StartupError
 from ssd.runtime.assembly import make_runner
-from ssd.runtime.device import resolve_deterministic
+from ssd.runtime.device import resolve_deterministic, set_threads
 from ssd.runtime.step_sizes import Demand
 from ssd.telemetry import logging
 from ssd.telemetry.trace import NO_TRACER, Tracer, open_tracer
@@ -57,8 +56,7 @@ def load_engine(
 ) -> TargetEngine:
     """The engine that `config` describes, warmed up. ModelError or FieldError (both ValueError) for what is wrong."""
     started, engine = time.monotonic(), config.engine
-    if engine.threads:
-        torch.set_num_threads(engine.threads)
+    set_threads(engine.threads, engine.device, engine.tp)
     directory = resolve_model(config.model, progress=progress)
     deterministic = resolve_deterministic(engine.deterministic, engine.dtype, engine.device)
     plan = Plan(directory, engine, demand_of(config), deterministic)

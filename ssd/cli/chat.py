@@ -88,9 +88,10 @@ class Conversation:
 
     def _ask(self) -> str | None:
         try:
-            return input("> ")
+            return input("> " if sys.stdin.isatty() else "")
         except EOFError:
-            print()
+            if sys.stdin.isatty():
+                print()
             return None
         except KeyboardInterrupt:
             print("\n(Ctrl-D ends the conversation)")

@@ -16,7 +16,9 @@ Deterministic = Annotated[
         help="Results that do not depend on batch composition, bit for bit; slower. Default: in 16 bits on the CPU.",
     ),
 ]
-Threads = Annotated[int | None, typer.Option(help="torch threads of each model process.")]
+Threads = Annotated[
+    int | None, typer.Option(help="torch threads of each model process; default: half of the cores on a CPU.")
+]
 Tp = Annotated[
     int | None, typer.Option("--tp", help="GPUs (on a CPU: processes) that share the model; 1 to 8, of a draft 1 or 2.")
 ]

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator
 
 import structlog
-import torch
 
 from ssd.errors import FieldError
 from ssd.parallel.group import MEET_WITHIN_S, join_store
@@ -21,6 +20,7 @@ from ssd.parallel.ranks import join_group, leave
 from ssd.parallel.reasons import reason_of
 from ssd.parallel.runners import follow
 from ssd.runtime.assembly import make_runner
+from ssd.runtime.device import set_threads
 from ssd.telemetry import logging
 
 LOST, BAD_INPUT = 1, 2
@@ -53,8 +53,7 @@ def serve(place: Place) -> int:
             pulse = Pulse(plan.engine.rank_silence_s, lambda loss: _lose(place, loss), lambda: leave(0))
             pulse.add(0, connected)
             pulse.start()
-        if plan.engine.threads:
-            torch.set_num_threads(plan.engine.threads)
+        set_threads(plan.engine.threads, plan.engine.device, plan.engine.tp)
         group = join_group(plan, place, store)
         loaded = plan.load(group.shard, place.local_rank)
         group.all_loaded()

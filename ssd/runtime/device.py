@@ -75,6 +75,17 @@ def launches_early(switch: str, device: torch.device) -> bool:
     return able
 
 
+def set_threads(threads: int, device: str, processes: int = 1) -> None:
+    """Has torch compute with so many threads. 0: on a CPU half of its cores, shared by `processes`, as target and draft
+    are busy at once and threads that outnumber the cores wait for each other in barriers; torch's own choice on a GPU,
+    and where OMP_NUM_THREADS makes one."""
+    if not threads:
+        if device != "cpu" or "OMP_NUM_THREADS" in os.environ:
+            return
+        threads = max(1, len(os.sched_getaffinity(0)) // (2 * processes))
+    torch.set_num_threads(threads)
+
+
 def take_share(percent: int) -> None:
     """Bounds this process to a part of the multiprocessors of a GPU that it shares under MPS; 0 leaves it as it is.
     To be called before anything touches CUDA, which reads it once. Without MPS it has no effect."""

@@ -96,3 +96,13 @@ def test_the_tensor_plane_is_one_that_exists_and_meets_beside_the_target():
         TargetConfig(plane_listen="nowhere")
     assert TargetConfig(listen="10.0.0.3:50052").plane_address == "10.0.0.3:0"
     assert TargetConfig(plane_listen="0.0.0.0:6000").plane_address == "0.0.0.0:6000"
+
+
+def test_an_unknown_variable_is_named_unless_kubernetes_sets_it():
+    environment = {"SSD_ROUTER_MOED": "ar"}
+    with pytest.raises(FieldError, match=r"SSD_ROUTER_MOED: no such setting; there are SSD_ROUTER_LISTEN"):
+        load(RouterConfig, "router", environment=environment)
+    with pytest.raises(FieldError, match="SSD_TARGET_ENGINE_TREADS: no such setting"):
+        load(TargetConfig, "target", environment={"SSD_TARGET_ENGINE_TREADS": "2"})
+    pods = ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_GRPC", "PORT", "PORT_50051_TCP", "PORT_50051_TCP_ADDR")
+    assert load(RouterConfig, "router", environment={f"SSD_ROUTER_{name}": "x" for name in pods}) == RouterConfig()

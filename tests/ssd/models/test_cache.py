@@ -1,6 +1,7 @@
 """What is made once appears whole or not at all, whoever makes it."""
 
 import fcntl
+import os
 import threading
 from pathlib import Path
 
@@ -61,5 +62,17 @@ def test_identity_changes_with_content_and_revision(tmp_path):
     path.write_bytes(b"one")
     first = identity(path, 1)
     assert identity(path, 1) == first != identity(path, 2)
+    os.utime(path, (1.0, 1.0))
+    assert identity(path, 1) == first, "the same file, installed at another time"
     path.write_bytes(b"two")
+    assert identity(path, 1) != first
+
+
+@pytest.mark.parametrize("place", [0, 1 << 16, 3_000_001, (1 << 22) - 1])
+def test_identity_sees_any_byte_of_a_file_of_a_few_megabytes(tmp_path, place):
+    path, content = tmp_path / "file", bytearray(1 << 22)
+    path.write_bytes(content)
+    first = identity(path, 1)
+    content[place] = 1
+    path.write_bytes(content)
     assert identity(path, 1) != first

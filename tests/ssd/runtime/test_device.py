@@ -12,6 +12,7 @@ from ssd.runtime.device import (
     launches_early,
     resolve_device,
     resolve_dtype,
+    set_threads,
     take_share,
 )
 
@@ -67,3 +68,19 @@ def test_a_share_of_the_gpu_is_left_as_it_is_or_taken(monkeypatch):
     assert os.environ[MPS_SHARE] == "85"
     take_share(30)
     assert os.environ[MPS_SHARE] == "30"
+
+
+@pytest.mark.parametrize(
+    ("threads", "device", "processes", "expected"),
+    [(3, "cpu", 1, 3), (0, "cpu", 1, 4), (0, "cpu", 2, 2), (0, "cpu", 8, 1), (0, "cuda", 1, None), (2, "cuda:1", 1, 2)],
+)
+def test_services_on_a_cpu_leave_cores_for_each_other(monkeypatch, threads, device, processes, expected):
+    chosen = []
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    set_threads(threads, device, processes)
+    assert chosen == ([] if expected is None else [expected])
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    set_threads(0, device, processes)
+    assert chosen == ([] if expected is None else [expected]), "somebody else has chosen"
