@@ -8,6 +8,7 @@ from ssd import config
 from ssd.cli.errors import BAD_INPUT
 from ssd.cli.options import ConfigFile
 from ssd.config import DraftConfig, RouterConfig, TargetConfig
+from ssd.models.cache import cache_root
 
 if TYPE_CHECKING:
     from ssd.parallel.findings import Findings
@@ -54,4 +55,4 @@ def _show(found: "Findings") -> None:
     print(f"found  /dev/shm  {found.shared_memory // MIB} MiB")
     print(f"found  {', '.join(f'{name} {version}' for name, version in found.versions.items())}")
     print(f"found  MPS {'runs' if found.mps else 'does not run'}")
-    print(f"found  converted models: {', '.join(found.models) or 'none'}")
+    print(f"found  converted models: {len(found.models) or 'none'} in {cache_root()}")

@@ -35,7 +35,9 @@ def checks(found: Findings, engine: EngineConfig) -> list[Check]:
         if len(numbers) > 1:
             done.append(_peers(found, engine, numbers))
             done.append(_shared_memory(found))
-    done += [Check("port", False, f"cannot listen on {name}: {reason}") for name, reason in found.taken.items()]
+    done += [
+        Check("port", False, f"cannot listen on {name}: {_hinted(reason)}") for name, reason in found.taken.items()
+    ]
     return done
 
 
@@ -101,3 +103,8 @@ def _shared_memory(found: Findings) -> Check:
         least = LEAST_SHARED_MEMORY // MIB
         return Check("shared memory", False, f"{text}, NCCL wants {least}: in a container, --shm-size=1g or a volume")
     return Check("shared memory", True, text)
+
+
+def _hinted(reason: str) -> str:
+    """Somebody who asks the doctor while everything runs should not look for a fault."""
+    return f"{reason}; is this system running already?" if "in use" in reason else reason

@@ -51,7 +51,7 @@ def test_a_whole_node_passes():
         (
             replace(NODE, taken={"127.0.0.1:50052": "address already in use"}),
             FOUR,
-            "port: cannot listen on 127.0.0.1:50052: address already in use",
+            "port: cannot listen on 127.0.0.1:50052: address already in use; is this system running already?",
         ),
     ],
 )
