@@ -94,6 +94,9 @@ class Client:
             )
         if code is grpc.StatusCode.UNIMPLEMENTED and text.startswith("Method not found"):
             return CliError(f"what listens at {self.address} is no router of ssd-serve", BAD_INPUT)
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            # Either side may notice first, and each says it in its own words.
+            return CliError(f"DEADLINE_EXCEEDED: no complete answer within {self._timeout_s:g} s (--timeout)")
         status = BAD_INPUT if code in _USERS_FAULT else FAILED
         return CliError(f"{code.name}: {text}", status)
 

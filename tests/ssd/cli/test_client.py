@@ -225,3 +225,17 @@ def test_a_server_of_another_kind_is_no_router() -> None:
             client.generate(build_request("hi", GenerateOptions()))
     finally:
         server.stop(0).wait()
+
+
+def test_a_deadline_is_told_by_the_option_that_set_it(router: FakeRouter) -> None:
+    ended = threading.Event()
+
+    def slow(_request: inference_pb2.GenerateRequest, context: grpc.ServicerContext) -> Iterator[Response]:
+        context.add_callback(ended.set)
+        yield Response(text="Hel", token_ids=[5])
+        ended.wait(10)
+
+    router.handler = slow
+    with Client(router.address, 0.3) as client, pytest.raises(CliError, match=r"within 0\.3 s \(--timeout\)"):
+        client.generate(build_request("hi", GenerateOptions()))
+    assert ended.wait(10), "the server does not work on for nobody"
