@@ -91,6 +91,7 @@ def main(role: str, device: str) -> None:
                 planes.close(STREAM, command["plane"])
             case "fault":
                 faults.where, faults.what = command["where"], command["what"]
+                say(armed=True)
             case "post":
                 bundle = planes.bundle(STREAM, TARGET)
                 if bundle is None:

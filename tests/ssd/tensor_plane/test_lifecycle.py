@@ -220,6 +220,7 @@ def test_the_other_end_of_a_lost_one_says_so_in_time_and_pairs_again(
     if where != "init":
         pair.open()
     struck.tell("fault", where=where, what=what)
+    struck.hear("armed")
     if where == "init":
         pair.order()
     else:
@@ -236,6 +237,7 @@ def test_a_delay_within_the_limit_is_borne(pair: Pair, victim: str, where: str) 
     if where != "init":
         pair.open()
     struck.tell("fault", where=where, what=str(LIMIT_S / 3))
+    struck.hear("armed")
     if where == "init":
         pair.open()
     pair.carries()
