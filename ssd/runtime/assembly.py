@@ -13,7 +13,6 @@ from ssd.layers.backends import attention_backend
 from ssd.models.errors import ModelError
 from ssd.models.loader import LoadedModel
 from ssd.runtime import memory
-from ssd.runtime.advancing import advance_on
 from ssd.runtime.blocks import BlockPool, BlockTable
 from ssd.runtime.device import launches_early
 from ssd.runtime.fast_steps import FastSteps
@@ -107,8 +106,7 @@ def fast_steps(
     head = head_of(loaded, demand.vocab)
     with torch.inference_mode():
         scores = torch.zeros(sizes.most_tokens, head.width, dtype=loaded.dtype, device=loaded.device)
-    last, advance = config.max_position - 1, advance_on(loaded.device)
-    shared = Shared(loaded.model, kv, backend, executor, scores, head, demand.chain, last, advance)
+    shared = Shared(loaded.model, kv, backend, executor, scores, head, demand.chain, config.max_position)
     return FastSteps(shared, sizes)
 
 

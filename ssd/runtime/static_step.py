@@ -13,7 +13,6 @@ import torch
 
 from ssd.layers.attention import AttentionBackend, AttentionContext, BranchContext
 from ssd.models.decoder import CausalLM
-from ssd.runtime.advancing import NOWHERE, Advance
 from ssd.runtime.draws import PlainDraw
 from ssd.runtime.graphs import Executor
 from ssd.runtime.heads import Head
@@ -22,11 +21,13 @@ from ssd.runtime.rows import BranchItem, RunRow
 from ssd.runtime.static_inputs import Field, StaticInputs, StaticResults
 from ssd.runtime.step_sizes import BranchSize, StepSize
 
+_NOWHERE = -1
+
 
 @dataclass(frozen=True)
 class Shared:
     """What all steps of one runner share. `scores` [most tokens of a step, …] holds the head's of the last step;
-    `chain` steps at most follow one another, and no token stands behind `last_position`."""
+    `chain` steps at most follow one another."""
 
     model: CausalLM
     kv: KVCache
@@ -35,8 +36,7 @@ class Shared:
     scores: torch.Tensor
     head: Head
     chain: int
-    last_position: int
-    advance: Advance
+    max_position: int
 
     @property
     def device(self) -> torch.device:
@@ -50,7 +50,7 @@ class StaticStep:
         drawing = {
             "ids": Field((tokens,)),
             "positions": Field((tokens,)),
-            "slots": Field((tokens,), blank=NOWHERE),
+            "slots": Field((tokens,), blank=_NOWHERE),
             "seeds": Field((tokens,)),
             "draw_positions": Field((tokens,)),
             "temperatures": Field((tokens,), real=True),
@@ -107,7 +107,13 @@ class StaticStep:
 
     def advance(self) -> None:
         """The device's work between two steps: each token's draw is the next token of its row or branch."""
-        raise NotImplementedError
+        there = self.inputs.device
+        drawn = self.results.device.index_select(0, there["step"])[0, :, 0]
+        # What cannot be drawn ends the row on the host; until then any token will do.
+        there["ids"].copy_(drawn.clamp(min=0))
+        there["positions"].copy_((there["positions"] + 1).clamp(max=self.shared.max_position - 1))
+        there["draw_positions"].add_(1)
+        there["step"].add_(1)
 
     def _context(self, tables: torch.Tensor, starts: torch.Tensor, lens: torch.Tensor) -> AttentionContext:
         there, kv = self.inputs.device, self.shared.kv
@@ -177,9 +183,14 @@ class RowStep(StaticStep):
         self.inputs.host["source"][: len(places)] = places
 
     def advance(self) -> None:
-        self.shared.advance.rows(
-            self.inputs.device, self.results.device, self.shared.kv.block_size, self.shared.last_position
-        )
+        super().advance()
+        there, size = self.inputs.device, self.shared.kv.block_size
+        positions = there["positions"]
+        held = (positions // size).clamp(max=self.size.width - 1)
+        blocks = there["tables"].gather(1, held[:, None])[:, 0]
+        there["slots"].copy_(torch.where(there["slots"] < 0, _NOWHERE, blocks * size + positions % size))
+        lens = there["context_lens"]
+        lens.copy_(torch.where(lens > 0, positions + 1, 0))
 
 
 class BranchStep(StaticStep):
@@ -192,7 +203,7 @@ class BranchStep(StaticStep):
             # Branches of one trunk lie together, in the trunks' order, and the places left over are the last.
             "trunk_row": Field((size.tokens,), blank=size.trunks - 1),
             "prefix_len": Field((size.tokens,)),
-            "suffix_slots": Field((size.tokens, size.depth), blank=NOWHERE),
+            "suffix_slots": Field((size.tokens, size.depth), blank=_NOWHERE),
             "suffix_len": Field((size.tokens,)),
             "slots_held": Field((size.tokens,)),
         }
@@ -233,4 +244,11 @@ class BranchStep(StaticStep):
         here["prefix_len"][:count] = [item.prefix_len for item in items]
 
     def advance(self) -> None:
-        self.shared.advance.branches(self.inputs.device, self.results.device, self.shared.last_position)
+        super().advance()
+        there = self.inputs.device
+        grown, held = there["suffix_len"] + 1, there["slots_held"]
+        # A branch without a slot for its next token is complete: it goes on for nobody, and writes nowhere.
+        there["suffix_len"].copy_(torch.minimum(grown, held))
+        newest = (there["suffix_len"] - 1).clamp(min=0)
+        slots = there["suffix_slots"].gather(1, newest[:, None])[:, 0]
+        there["slots"].copy_(torch.where(grown <= held, slots, _NOWHERE))

@@ -9,7 +9,6 @@ from triton import compile as triton_compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from ssd.kernels.advance import advance_branches, advance_rows
 from ssd.kernels.attention import attend_tiles, merge_parts
 from ssd.kernels.linear import skinny_linear
 from ssd.kernels.tiles import TILES
@@ -18,7 +17,6 @@ SHARED_BYTES = 227 << 10
 TARGET = GPUTarget("cuda", 90, 32)
 FLOATS = {"sums", "squares", "total_squares", "parts", "stats"}
 LONGS = {"query_starts", "context_lens", "tables", "trunk_rows", "prefix_lens", "suffix_slots", "suffix_lens"}
-LONGS |= {"ids", "positions", "draw_positions", "slots", "step", "slots_held", "results"}
 BFLOATS = {"x", "weight", "bias", "out", "stream", "norm", "total", "q", "cache_k", "cache_v"}
 ALIGNED = {"x_stride", "weight_stride", "stream_stride", "q_stride", "key_stride", "value_stride"}
 
@@ -89,16 +87,9 @@ def check_attention(*, branch: bool) -> None:
     check(merge_parts, 4, 3, heads=16, group=64, **heads)
 
 
-def check_advance() -> None:
-    shape = {"tokens": 24, "count": 1, "block": 32}
-    check(advance_rows, 4, 1, width=64, block_size=16, **shape)
-    check(advance_branches, 4, 1, depth=6, **shape)
-
-
 if __name__ == "__main__":
     check_linear((10240, 5120), square_tiles=80, biased=True)
     check_linear((5120, 8192), added=True)
     check_linear((6144, 1024), square_tiles=16, gated=True)
     check_attention(branch=False)
     check_attention(branch=True)
-    check_advance()

@@ -5,7 +5,7 @@ import os
 import sys
 from unittest import mock
 
-KERNELS = ("advance", "attention", "cases", "dependent", "draw", "linear", "norms", "ops", "tiles", "turning")
+KERNELS = ("attention", "cases", "dependent", "draw", "linear", "norms", "ops", "tiles", "turning")
 
 
 def interpret() -> None:

@@ -4,7 +4,6 @@ import torch
 from torch.nn import functional
 
 from ssd.layers.attention import AttentionContext
-from ssd.runtime.advancing import advance_on
 from ssd.runtime.draws import reference_ids
 from ssd.runtime.fast_steps import FastSteps
 from ssd.runtime.graphs import Eager
@@ -76,8 +75,7 @@ def fast_engine(loaded, *, blocks: int = 128, block_size: int = 8, executor=None
             scores,
             head,
             wanted.chain,
-            loaded.config.max_position - 1,
-            advance_on(loaded.device),
+            loaded.config.max_position,
         )
     fast = FastSteps(shared, sizes)
     engine.runner = ModelRunner(loaded.model, loaded.config, engine.kv, engine.runner.backend, fast)
