@@ -30,7 +30,7 @@ ALL_REDUCE = ("group", "one_shot")
 SWITCH = ("auto", "on", "off")
 # What a pod is told of a service that is named like one of ours.
 _OF_KUBERNETES = re.compile(r"SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_.*)?")
-COMPILE = ("off", "on")
+ON_OFF = ("off", "on")
 CPU_KV_TOKENS = 16384
 ATTENTION = ("auto", "torch", "triton", "flash_attn")
 TENSOR_PLANES = ("auto", "inline", "gloo", "cuda_ipc", "nccl")
@@ -54,7 +54,7 @@ class EngineConfig:
     max_context: int = 0  # longest prompt + output, tokens; 0 = the model's own limit
     attention: str = "auto"  # kernels of attention; auto: triton on a GPU, else torch
     cuda_graphs: str = "auto"  # steps as CUDA graphs; auto: on a GPU whose attention can be captured
-    early_launch: str = "auto"  # kernels placed on the GPU while the one before still runs; needs capability 9
+    early_launch: str = "off"  # on: kernels placed on the GPU while the one before still runs; needs capability 9
     compile: str = "off"  # on: torch.compile makes the layers' kernels instead of the project's own
     memory_fraction: float = 0.9  # of a GPU's memory, for this process; two on one GPU share it
     gpu_share: int = 0  # percent of a GPU's multiprocessors that this process uses under MPS; 0 = as MPS is set
@@ -66,8 +66,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _one_of("attention", self.attention, ATTENTION)
         _one_of("cuda_graphs", self.cuda_graphs, SWITCH)
-        _one_of("early_launch", self.early_launch, SWITCH)
-        _one_of("compile", self.compile, COMPILE)
+        _one_of("early_launch", self.early_launch, ON_OFF)
+        _one_of("compile", self.compile, ON_OFF)
         if not 0.0 < self.memory_fraction <= 1.0:
             raise FieldError("memory_fraction", f"is {self.memory_fraction}, must be above 0 and at most 1")
         if not 0 <= self.gpu_share <= 100:

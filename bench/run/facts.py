@@ -1,6 +1,5 @@
 """What a result has to carry so that somebody else can believe it: machine, versions, command."""
 
-import os
 import platform
 import shlex
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from protos.ssd.v1 import admin_pb2, types_pb2
+from ssd.cores import cores
 
 PACKAGES = ("ssd-serve", "torch", "triton", "transformers", "grpcio", "protobuf")
 
@@ -20,7 +20,7 @@ def facts() -> dict[str, Any]:
     return {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["ssd", *sys.argv[1:]]),
-        "cpu": f"{_cpu()}, {len(os.sched_getaffinity(0))} cores",
+        "cpu": f"{_cpu()}, {cores()} cores",
         "gpus": gpus(),
         "python": platform.python_version(),
         "system": platform.platform(),

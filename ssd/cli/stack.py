@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from ssd.cli.options import switch
 from ssd.cli.ports import check_free, free_ports
 from ssd.cli.supervisor import ServiceSpec
 from ssd.config import DraftConfig, RouterConfig, TargetConfig
+from ssd.cores import cores
 from ssd.errors import FieldError
 
 HOST = "127.0.0.1"
@@ -136,11 +136,6 @@ def _ports(options: StackOptions) -> list[int]:
 def draft_names(count: int) -> list[str]:
     """Names of the draft processes: draft, draft2, draft3, …"""
     return ["draft", *(f"draft{number}" for number in range(2, count + 1))][:count]
-
-
-def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _with_threads(one: Any, threads: int) -> Any:

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 
+from ssd.cores import cores
 from ssd.errors import FieldError
 
 MPS_SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-EARLY_PAYS = False
-"""See bench/results/engine-h200.md."""
 
 DTYPES = {
     "float32": torch.float32,
@@ -65,14 +64,12 @@ def resolve_deterministic(switch: str, dtype: str | torch.dtype, device: str | t
 
 
 def launches_early(switch: str, device: torch.device) -> bool:
-    """Whether Triton's kernels are launched while the one before still runs: `switch` "on", "off", or "auto" = where
-    it was measured to pay. FieldError where the device cannot."""
-    if switch == "off" or (switch == "auto" and not EARLY_PAYS):
-        return False
-    able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-    if switch == "on" and not able:
+    """Whether Triton's kernels are launched while the one before still runs: `switch` is "on" or "off".
+
+    FieldError where the device cannot."""
+    if switch == "on" and not (device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)):
         raise FieldError("early_launch", f"needs a GPU of compute capability 9 or more; the device is {device}")
-    return able
+    return switch == "on"
 
 
 def set_threads(threads: int, device: str, processes: int = 1) -> None:
@@ -80,9 +77,9 @@ def set_threads(threads: int, device: str, processes: int = 1) -> None:
     are busy at once and threads that outnumber the cores wait for each other in barriers; torch's own choice on a GPU,
     and where OMP_NUM_THREADS makes one."""
     if not threads:
-        if device != "cpu" or "OMP_NUM_THREADS" in os.environ:
+        if not device.startswith("cpu") or "OMP_NUM_THREADS" in os.environ:
             return
-        threads = max(1, len(os.sched_getaffinity(0)) // (2 * processes))
+        threads = max(1, cores() // (2 * processes))
     torch.set_num_threads(threads)
 
 
