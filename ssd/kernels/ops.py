@@ -1,5 +1,9 @@
 """The operations of a decoder layer as Triton kernels; torch where a kernel would win nothing."""
 
+import importlib
+from collections.abc import Sequence
+
+import structlog
 import torch
 import triton
 from torch.nn import functional
@@ -8,9 +12,10 @@ from ssd.kernels.linear import MOST_ROWS, Residual, Squares, linear, linear_into
 from ssd.kernels.norms import add_rms_norm_rows, rms_norm_rows, silu_mul_rows
 from ssd.kernels.tiles import tile_for
 from ssd.kernels.turning import turn_heads
-from ssd.layers.fused import Stream
+from ssd.layers.fused import Spans, SpanWeights, Stream
 
 _HALVES = (torch.float16, torch.bfloat16)
+log = structlog.get_logger()
 # Tiles of outputs that a matrix product may have; wider ones go to torch.
 _MOST_TILES = 1 << 16
 
@@ -68,6 +73,16 @@ class TritonOps:
         """stream [T, hidden] + x @ weight.T + bias, for a norm of weight `norm` [hidden]."""
         residual, tile = Residual(stream, norm), tile_for(*weight.shape)
         return Stream(*linear_into(x, weight, bias, self.arrivals, tile, residual, early=self.early))
+
+    def spans(self, layers: Sequence[SpanWeights]) -> Spans | None:
+        """The kernel of whole spans for a model's layers, where weights, device and installation suit it."""
+        try:
+            # Only now: what compiles it comes with torch for CUDA alone.
+            made: Spans | None = importlib.import_module("ssd.kernels.span").make_spans(layers)
+        except ImportError as error:
+            log.info("no kernel of whole spans", reason=str(error))
+            return None
+        return made
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Over the last dimension, behind any leading ones."""

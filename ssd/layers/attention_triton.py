@@ -71,12 +71,14 @@ class TritonAttention:
     tables, the number of rows, `most_queries` and a row's length.
 
     early: launch kernels while the one before still runs (needs compute capability 9; every kernel between must be a
-    normal launch or wait as these do).
+    normal launch or wait as these do). before_early: the kernels themselves are launched as usual, but let one that is
+    launched early behind them begin.
     """
 
-    def __init__(self, *, deterministic: bool = False, early: bool = False) -> None:
+    def __init__(self, *, deterministic: bool = False, early: bool = False, before_early: bool = False) -> None:
         self.deterministic = deterministic
         self.early = early
+        self.lets_next = early or before_early
         self.reference = TorchAttention(deterministic=deterministic)
 
     def attend(
@@ -244,7 +246,7 @@ class TritonAttention:
             rows_wide=rows_wide,
             tokens_wide=1 if branches is None else triton.next_power_of_2(tokens),
             precision="ieee" if q.dtype == torch.float32 else "tf32",
-            early=self.early,
+            early=self.lets_next,
             num_warps=job.shape.warps,
             num_stages=job.shape.stages,
             launch_pdl=self.early,
@@ -266,7 +268,7 @@ class TritonAttention:
                 group=_MERGE_GROUP if self.deterministic else triton.next_power_of_2(layers),
                 branch=branches is not None,
                 rows_wide=rows_wide,
-                early=self.early,
+                early=self.lets_next,
                 num_warps=4,
                 launch_pdl=self.early,
             )

@@ -29,7 +29,9 @@ def attention_backend(
         raise ValueError(f"attention backend {name!r} needs the package triton, which is not installed")
     # Only now: Triton and what is built on it are not installed everywhere.
     own: AttentionBackend = importlib.import_module("ssd.layers.attention_triton").TritonAttention(
-        deterministic=deterministic, early=early
+        deterministic=deterministic,
+        early=early,
+        before_early=device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0),
     )
     if name == "triton":
         return own

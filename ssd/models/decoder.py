@@ -14,12 +14,12 @@ from torch import nn
 from ssd.layers.attention import Attention, AttentionContext
 from ssd.layers.build import Build
 from ssd.layers.embedding import VocabEmbedding
-from ssd.layers.fused import FusedOps
+from ssd.layers.fused import FusedOps, SpanningOps, Spans
 from ssd.layers.linear import ColumnLinear, QKVLinear, RowLinear
 from ssd.layers.norm import RMSNorm
 from ssd.layers.rotary import RotaryTable
 from ssd.models.config import ModelConfig
-from ssd.models.fused import fused_layers
+from ssd.models.fused import fused_layers, span_weights, spanned_layers
 
 
 @runtime_checkable
@@ -183,6 +183,11 @@ class CausalLM(nn.Module):
         """Layer `layer`'s attention in this family."""
         raise NotImplementedError
 
+    @functools.cached_property
+    def spans(self) -> Spans | None:
+        """The kernel of whole spans, made when a step first asks, which is before any is captured."""
+        return self.fused.spans(span_weights(self.model)) if isinstance(self.fused, SpanningOps) else None
+
     @property
     def deterministic(self) -> bool:
         """Whether a row's hidden state is the same bits whatever rows are beside it (given such an attention
@@ -194,6 +199,9 @@ class CausalLM(nn.Module):
         x = self.model.embed_tokens(input_ids)
         cos_sin = self.rotary(ctx.positions)
         if self.fused is not None and isinstance(ctx.backend, ReadingBackend) and self.fused.fuses(x):
+            spans = self.spans
+            if spans is not None and x.shape[0] <= spans.most_rows:
+                return spanned_layers(self.model, spans, x, cos_sin, ctx)
             return fused_layers(self.model, self.fused, x, cos_sin, ctx)
         residual = None
         for layer in self.model.layers:

@@ -1,4 +1,4 @@
-"""A step of few tokens through all layers with fused products: seven kernels a layer."""
+"""A step of few tokens through all layers: with fused products, seven kernels a layer, or with whole spans, four."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ssd.layers.attention import AttentionContext
-from ssd.layers.fused import FusedOps, Stream
+from ssd.layers.fused import Affine, FusedOps, Spans, SpanWeights, Stream
+from ssd.layers.linear import ColumnLinear, RowLinear
 from ssd.layers.norm import RMSNorm
 
 if TYPE_CHECKING:
@@ -42,3 +43,39 @@ def _rest(
     up, down = layer.mlp.gate_up_proj, layer.mlp.down_proj
     inner = ops.scaled_linear(middle, up.weight, up.bias, norm.eps, gated=True)
     return ops.linear_into(inner, down.weight, down.bias, middle.total, following.weight)
+
+
+def spanned_layers(
+    model: Decoder, spans: Spans, x: torch.Tensor, cos_sin: torch.Tensor, ctx: AttentionContext
+) -> torch.Tensor:
+    """The same where one kernel computes all that lies between two attentions."""
+    layers: list[DecoderLayer] = list(model.layers)  # type: ignore[arg-type]
+    spans.begin()
+    total, qkv = x, layers[0].self_attn.qkv_proj(layers[0].input_layernorm(x))
+    for number, layer in enumerate(layers):
+        turned = layer.self_attn.turned(qkv, cos_sin, ctx)
+        total, following = spans.run(number, layer.self_attn.attention(turned, ctx, written=True), total)
+        qkv = qkv if following is None else following
+    return model.norm(total)
+
+
+def span_weights(model: Decoder) -> list[SpanWeights]:
+    """What lies behind each layer's attention."""
+    layers: list[DecoderLayer] = list(model.layers)  # type: ignore[arg-type]
+    norms: list[RMSNorm] = [*(layer.input_layernorm for layer in layers[1:]), model.norm]
+    products = [*(layer.self_attn.qkv_proj for layer in layers[1:]), None]
+    return [
+        SpanWeights(
+            out=_affine(layer.self_attn.o_proj),
+            up=_affine(layer.mlp.gate_up_proj),
+            down=_affine(layer.mlp.down_proj),
+            qkv=None if product is None else _affine(product),
+            norm=(layer.post_attention_layernorm.weight, layer.post_attention_layernorm.eps),
+            next_norm=(norm.weight, norm.eps),
+        )
+        for layer, norm, product in zip(layers, norms, products, strict=True)
+    ]
+
+
+def _affine(product: ColumnLinear | RowLinear) -> Affine:
+    return Affine(product.weight, product.bias)
