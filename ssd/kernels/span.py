@@ -15,7 +15,7 @@ CLUSTER, THREADS = 4, 12 * 32
 TILE, BLOCK, DEPTH = 16, 64, 4
 """A stage holds TILE outputs x DEPTH blocks of BLOCK inputs; a tile of gates and ups is half of either."""
 HEIGHTS = (8,)
-"""Rows that the variants of the kernel take. With 16 or 32 it is right too, but slower than separate products (H200)."""
+"""Rows that the variants of the kernel take. With 16 or 32 it is right too, but slower than separate products."""
 _ROUND, _SPREAD = 4, TILE + 4
 
 log = structlog.get_logger()
