@@ -27,9 +27,9 @@ from ssd.speculation.sampling import TokenHistory, draw, row_after
 
 _MOST = 256
 _MOST_IN_16_BITS = 64
-"""Tokens of the largest prepared step. Beyond 64 the products are cuBLAS's, and of the steps of a 32B model on an H200
-one of 128 tokens, as a graph in bfloat16, gave NaN, while one of 84 that was packed for itself did not. It is not yet
-understood, so such steps are packed for themselves. In float32 and in tiles of rows wide graphs were right."""
+"""Tokens of the largest prepared step. A 32B model gave NaN in bfloat16 with 16 sequences on an H200 in a step of more
+than 64 tokens, first in a graph and later also without one, so graphs are not the cause; until the cause is known such
+steps are packed for themselves. With random weights of that shape wide graphs were right."""
 
 log = structlog.get_logger()
 ANYTHING = Demand()
