@@ -31,7 +31,7 @@ def attention_backend(
     own: AttentionBackend = importlib.import_module("ssd.layers.attention_triton").TritonAttention(
         deterministic=deterministic,
         early=early,
-        before_early=device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0),
+        before_early=_launches_early(device),
     )
     if name == "triton":
         return own
@@ -40,6 +40,11 @@ def attention_backend(
     flash = importlib.import_module("ssd.layers.attention_flash")
     backend: AttentionBackend = flash.FlashAttention(flash.find_flash_kernel(), own)
     return backend
+
+
+def _launches_early(device: torch.device) -> bool:
+    on_gpu = device.type == "cuda" and torch.cuda.is_available()
+    return on_gpu and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _installed(package: str) -> bool:
