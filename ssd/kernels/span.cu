@@ -12,6 +12,7 @@
 //
 // Given by the compiler's options, all known when a model is loaded:
 //   GRID thread blocks, a multiple of 4 · ROWS of x: 8, 16 or 32 · STAGES of the weights' ring · CHUNKS of x's ring
+//   SHARED_BYTES of memory that a block is given
 //   HIDDEN, ATTENDED (heads x dim), INNER, QKV: widths · SPLIT_OUT, SPLIT_UP, SPLIT_DOWN, SPLIT_QKV: 1 or 4
 
 typedef unsigned int u32;
@@ -76,6 +77,8 @@ struct Shared {
     u64 stage_full[STAGES], stage_free[STAGES], chunk_full[CHUNKS], chunk_free[CHUNKS];
     u64 parcels_full, parcels_free, scales_full[2];
 };
+
+static_assert(sizeof(Shared) + 1024 <= SHARED_BYTES, "a block is given what it needs, and room to align it");
 
 // One layer's vectors, and what all layers write to in turn.
 struct Layer {
@@ -180,8 +183,6 @@ __device__ void publish(int* arrivals) {
 }
 
 // ---- arithmetic
-
-__device__ float widened(bf16 x) { return __uint_as_float((u32)x << 16); }
 
 __device__ u32 narrowed(float low, float high) {
     u32 both;

@@ -9,6 +9,7 @@ import torch
 
 from ssd.kernels.cuda import CudaError, CudaKernel, mps_enabled
 from ssd.layers.fused import Affine, SpanWeights
+from ssd.runtime.device import can_launch_early
 
 SOURCE = Path(__file__).with_name("span.cu")
 CLUSTER, THREADS = 4, 12 * 32
@@ -63,6 +64,7 @@ class SpanPlan:
             "ATTENDED": shape.attended,
             "INNER": shape.inner,
             "QKV": shape.qkv,
+            "SHARED_BYTES": self.shared_bytes(shape, rows),
             "SPLIT_OUT": out,
             "SPLIT_UP": up,
             "SPLIT_DOWN": down,
@@ -166,7 +168,7 @@ def make_spans(layers: Sequence[SpanWeights], plan: SpanPlan | None = None) -> C
     if not known or any(w.dtype != torch.bfloat16 or not w.is_contiguous() for w in weights):
         return None
     shape, device = SpanShape.of(layers[0], known[0].weight.shape[0]), weights[0].device
-    if not shape.suits or device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
+    if not shape.suits or not can_launch_early(device):
         return None
     try:
         if mps_enabled(device):
@@ -175,7 +177,8 @@ def make_spans(layers: Sequence[SpanWeights], plan: SpanPlan | None = None) -> C
         spans = CudaSpans(layers, shape, plan)
         if not spans.resident():
             raise CudaError("its blocks do not fit on the device together")
-    except CudaError as error:
+    except RuntimeError as error:
+        # Of the driver or the compiler, or of its bindings, where they find neither.
         log.info("no kernel of whole spans", reason=str(error))
         return None
     return spans

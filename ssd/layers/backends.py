@@ -7,6 +7,7 @@ import torch
 
 from ssd.layers.attention import AttentionBackend
 from ssd.layers.attention_torch import TorchAttention
+from ssd.runtime.device import can_launch_early
 
 BACKENDS = ("auto", "torch", "triton", "flash_attn")
 
@@ -31,7 +32,7 @@ def attention_backend(
     own: AttentionBackend = importlib.import_module("ssd.layers.attention_triton").TritonAttention(
         deterministic=deterministic,
         early=early,
-        before_early=_launches_early(device),
+        before_early=can_launch_early(device),
     )
     if name == "triton":
         return own
@@ -40,11 +41,6 @@ def attention_backend(
     flash = importlib.import_module("ssd.layers.attention_flash")
     backend: AttentionBackend = flash.FlashAttention(flash.find_flash_kernel(), own)
     return backend
-
-
-def _launches_early(device: torch.device) -> bool:
-    on_gpu = device.type == "cuda" and torch.cuda.is_available()
-    return on_gpu and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _installed(package: str) -> bool:

@@ -25,12 +25,6 @@ from ssd.runtime.step_sizes import Demand, StepSizes
 from ssd.speculation.params import SamplingParams
 from ssd.speculation.sampling import TokenHistory, draw, row_after
 
-_MOST = 256
-_MOST_IN_16_BITS = 64
-"""Tokens of the largest prepared step. A 32B model gave NaN in bfloat16 with 16 sequences on an H200 in a step of more
-than 64 tokens, first in a graph and later also without one, so graphs are not the cause; until the cause is known such
-steps are packed for themselves. With random weights of that shape wide graphs were right."""
-
 log = structlog.get_logger()
 ANYTHING = Demand()
 
@@ -96,13 +90,7 @@ def fast_steps(
     """Steps of one runner; none is prepared yet."""
     config = loaded.config
     context = min(engine.max_context or config.max_position, config.max_position, kv.blocks * kv.block_size)
-    sizes = StepSizes.make(
-        demand,
-        context=context,
-        block_size=kv.block_size,
-        token_budget=engine.token_budget,
-        most=_MOST_IN_16_BITS if loaded.dtype.itemsize == 2 and not loaded.deterministic else _MOST,
-    )
+    sizes = StepSizes.make(demand, context=context, block_size=kv.block_size, token_budget=engine.token_budget)
     head = head_of(loaded, demand.vocab)
     with torch.inference_mode():
         scores = torch.zeros(sizes.most_tokens, head.width, dtype=loaded.dtype, device=loaded.device)

@@ -63,11 +63,18 @@ def resolve_deterministic(switch: str, dtype: str | torch.dtype, device: str | t
     return device.type == "cpu" and resolve_dtype(dtype, device).itemsize == 2
 
 
+def can_launch_early(device: torch.device) -> bool:
+    """Whether kernels can be launched on it while the one before still runs: a GPU of compute capability 9 or more that
+    is there."""
+    there = device.type == "cuda" and torch.cuda.is_available()
+    return there and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 def launches_early(switch: str, device: torch.device) -> bool:
     """Whether Triton's kernels are launched while the one before still runs: `switch` is "on" or "off".
 
     FieldError where the device cannot."""
-    if switch == "on" and not (device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)):
+    if switch == "on" and not can_launch_early(device):
         raise FieldError("early_launch", f"needs a GPU of compute capability 9 or more; the device is {device}")
     return switch == "on"
 

@@ -73,16 +73,14 @@ class StepSizes:
     most_tokens: int
 
     @classmethod
-    def make(
-        cls, demand: Demand, *, context: int, block_size: int, token_budget: int, most: int = _MIXED[-1]
-    ) -> "StepSizes":
-        """context: longest sequence, tokens. most: tokens of the largest size, one of the sizes that there are."""
+    def make(cls, demand: Demand, *, context: int, block_size: int, token_budget: int) -> "StepSizes":
+        """context: longest sequence, tokens."""
         widest = -(-(context + demand.queries) // block_size)
         widths, tokens = [], _FIRST_WIDTH
         while 2 * (width := -(-tokens // block_size)) <= widest:
             widths.append(width)
             tokens *= _WIDTH_GROWTH
-        most = min(max(token_budget, demand.queries, demand.branches), most)
+        most = min(max(token_budget, demand.queries, demand.branches), _MIXED[-1])
         # Of the sizes that all kinds of steps have: then none is rounded up beyond it.
         return cls(demand, (*widths, widest), next(size for size in _MIXED if size >= most))
 

@@ -39,15 +39,24 @@ def test_widths_that_no_tile_divides_do_not_suit():
 
 
 @pytest.mark.parametrize("rows", HEIGHTS)
-@pytest.mark.parametrize("name", ["135m", "32b"])
+@pytest.mark.parametrize("name", SHAPES)
 def test_the_source_compiles(name, rows):
     try:
-        compile_source(SOURCE, {}, "sm_90")
+        image = compile_source(SOURCE, SpanPlan().defines(SHAPES[name], rows), "sm_90")
     except CudaError:
-        pass
+        raise
     except RuntimeError as error:
         pytest.skip(f"no compiler: {error}")
-    assert compile_source(SOURCE, SpanPlan().defines(SHAPES[name], rows), "sm_90").startswith(b"\x7fELF")
+    assert image.startswith(b"\x7fELF")
+
+
+def test_a_block_is_never_given_less_memory_than_it_needs():
+    plan = SpanPlan().defines(SHAPES["0.6b"], HEIGHTS[0])
+    try:
+        with pytest.raises(CudaError, match="a block is given what it needs"):
+            compile_source(SOURCE, plan | {"SHARED_BYTES": plan["SHARED_BYTES"] - 8192}, "sm_90")
+    except RuntimeError as error:
+        pytest.skip(f"no compiler: {error}")
 
 
 def random_layers(shape, count, *, bias, device="cuda"):

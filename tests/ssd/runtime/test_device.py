@@ -48,6 +48,7 @@ def test_a_gpu_that_is_not_there_is_refused():
 
 @pytest.mark.parametrize(("capability", "able"), [((8, 0), False), ((9, 0), True), ((10, 0), True)])
 def test_kernels_are_launched_early_only_where_the_gpu_can(monkeypatch, capability, able):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
     assert not launches_early("off", gpu)

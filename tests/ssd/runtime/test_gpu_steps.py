@@ -140,11 +140,8 @@ def test_deterministic_graphs_give_the_same_bits_in_any_company(tmp_path, dtype)
         assert torch.equal(torch.cat(parts), expected)
 
 
-@pytest.mark.parametrize("wide", [False, True])
-def test_steps_of_many_rows_give_what_packed_steps_give(tmp_path, wide, monkeypatch):
-    """Layers as large as a real model's, so that products are those that it takes; `wide`: also above 64 tokens."""
-    if wide:
-        monkeypatch.setattr("ssd.runtime.assembly._MOST_IN_16_BITS", 256)
+def test_steps_of_many_rows_give_what_packed_steps_give():
+    """Layers as large as a real model's, so that products are those that it takes, also above 64 tokens."""
     config = ModelConfig("llama", 4096, 5120, 25600, 2, 64, 8, 128, 2048, Rope(1e6), tied=False)
     gpu = torch.device("cuda")
     build = Build(torch.bfloat16, gpu, Shard(), AllRows(), make_ops("auto", gpu, torch.bfloat16))

@@ -58,12 +58,3 @@ def test_steps_that_are_large_or_rare_have_none():
     assert sizes.of_step(3, 300, 200, 8) is None
     assert sizes.of_step(2, 9, 5, 10_000) is None
     assert sizes.of_branches(1, 1000, 8, 4) is None
-
-
-def test_no_size_is_wider_than_is_wanted():
-    sizes = StepSizes.make(Demand(queries=17, branches=128), context=8192, block_size=16, token_budget=512, most=64)
-    assert sizes.most_tokens == 64
-    assert max(size.tokens for size in sizes.steps()) == 64
-    assert sizes.of_step(16, 122, 15, 8) is None
-    assert sizes.of_branches(1, 96, 8, 4) is None
-    assert sizes.of_step(16, 60, 15, 8) is not None
