@@ -66,6 +66,7 @@ class CudaKernel:
 
 def mps_enabled(device: torch.device) -> bool:
     """Whether contexts on this device share it through MPS."""
+    torch.cuda.init()
     index = torch.cuda.current_device() if device.index is None else device.index
     # By the order that torch counts in, which is CUDA's.
     handle = checked(driver.cuDeviceGet(index))

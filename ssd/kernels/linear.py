@@ -7,6 +7,9 @@ the last one to arrive adds them up in their order: no atomic additions of float
 A row's sum is taken in the same order whatever the number of rows; only the height that x is padded to (16, 32, 64) and
 with it the tensor cores' instruction differs, which may change the last bit. Calls of one height are batch invariant.
 
+More rows are taken by 128 at a time (`tall_linear`), which reads the weight again for each: for where torch's own
+products cannot be had.
+
 A product may end in more than its result. With a Residual it adds the stream that flows past, and leaves the sum ready
 for the next norm: times that norm's weight, with the sums of squares of each tile of outputs. What reads such an x
 divides by the root mean square only behind the product, where it is one number a row. A gated product takes gate and
@@ -14,16 +17,17 @@ up together and leaves silu(gate) * up.
 """
 
 # mypy: allow-untyped-defs
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 import triton.language as tl
 
 from ssd.kernels.dependent import let_next_start, wait_for_previous
-from ssd.kernels.tiles import LinearTile
+from ssd.kernels.tiles import TALL_TILE, LinearTile
 
 MOST_ROWS = 64
+TALL_ROWS = 128
 _SQUARES_ROWS = tl.constexpr(MOST_ROWS)
 
 
@@ -92,13 +96,13 @@ def skinny_linear(
         output = tile * tile_outputs + lane
         # Rows past the end repeat others: their sums are not stored.
         source = output if outputs % tile_outputs == 0 else output % outputs
-    x_row = tl.where(row < rows, row, 0)
+    known_row = (row < rows)[None, :]
     steps: tl.constexpr = (inputs + tile_inputs - 1) // tile_inputs
     share: tl.constexpr = (steps + splits - 1) // splits
     first = split * share
     last = tl.minimum(first + share, steps)
     weights = weight + source.to(tl.int64)[:, None] * weight_stride + column[None, :]
-    values = x + x_row[None, :] * x_stride + column[:, None]
+    values = x + row[None, :] * x_stride + column[:, None]
     acc = tl.zeros([tile_outputs, height], dtype=tl.float32)
     wait_for_previous(early)
     let_next_start(early)
@@ -109,11 +113,11 @@ def skinny_linear(
         start = step * tile_inputs
         if inputs % tile_inputs == 0:
             w = tl.load(weights + start, eviction_policy="evict_first")
-            v = tl.load(values + start)
+            v = tl.load(values + start, mask=known_row, other=0.0)
         else:
             known = start + column < inputs
             w = tl.load(weights + start, mask=known[None, :], other=0.0, eviction_policy="evict_first")
-            v = tl.load(values + start, mask=known[:, None], other=0.0)
+            v = tl.load(values + start, mask=known[:, None] & known_row, other=0.0)
         acc = tl.dot(w, v, acc)
 
     finishing = True
@@ -189,6 +193,24 @@ def linear(
     width = weight.shape[0] // 2 if gated else weight.shape[0]
     out = torch.empty((x.shape[0], width), dtype=x.dtype, device=x.device)
     _launch(x, weight, bias, arrivals, tile, out, squares, gated, None, early)
+    return out
+
+
+def tall_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    arrivals: torch.Tensor,
+    splits: int,
+    *,
+    early: bool = False,
+) -> torch.Tensor:
+    """`linear` for any number of rows: x [T, in] → [T, out]."""
+    out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
+    tile = replace(TALL_TILE, splits=splits)
+    for first in range(0, x.shape[0], TALL_ROWS):
+        rows = slice(first, first + TALL_ROWS)
+        _launch(x[rows], weight, bias, arrivals, tile, out[rows], None, False, None, early)
     return out
 
 

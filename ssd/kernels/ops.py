@@ -8,7 +8,7 @@ import torch
 import triton
 from torch.nn import functional
 
-from ssd.kernels.linear import MOST_ROWS, Residual, Squares, linear, linear_into
+from ssd.kernels.linear import MOST_ROWS, Residual, Squares, linear, linear_into, tall_linear
 from ssd.kernels.norms import add_rms_norm_rows, rms_norm_rows, silu_mul_rows
 from ssd.kernels.tiles import tile_for
 from ssd.kernels.turning import turn_heads
@@ -24,25 +24,33 @@ class TritonOps:
     """Ops (ssd.layers.ops) of one step loop: every launch can be captured in a CUDA graph, and none waits.
 
     Not for several streams at a time: the matrix products share their counters of arrivals. `early` launches kernels
-    while the one before still runs (compute capability 9).
+    while the one before still runs (compute capability 9). own_products: torch's are not used for 16 bits.
     """
 
-    def __init__(self, device: torch.device | str = "cuda", *, early: bool = False) -> None:
+    def __init__(self, device: torch.device | str = "cuda", *, early: bool = False, own_products: bool = False) -> None:
         self.early = early
+        self.own_products = own_products
         self.arrivals = torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x [T, in], weight [out, in], bias [out] → [T, out]."""
-        if not self.skinny(x, weight):
-            return functional.linear(x, weight, bias)
-        return linear(x, weight, bias, self.arrivals, tile_for(*weight.shape), early=self.early)
+        tile = tile_for(*weight.shape)
+        if self.skinny(x, weight):
+            return linear(x, weight, bias, self.arrivals, tile, early=self.early)
+        if self.own_products and self.suits(x, weight):
+            return tall_linear(x, weight, bias, self.arrivals, tile.splits, early=self.early)
+        return functional.linear(x, weight, bias)
 
     def skinny(self, x: torch.Tensor, weight: torch.Tensor) -> bool:
-        """Whether the own kernel takes this product: at most 64 rows in 16 bit, packed and aligned."""
+        """Whether the own kernel is the best one for this product: at most 64 rows in 16 bit, packed and aligned."""
+        return x.shape[0] <= MOST_ROWS and self.suits(x, weight)
+
+    def suits(self, x: torch.Tensor, weight: torch.Tensor) -> bool:
+        """Whether the own kernel can compute this product."""
         tile = tile_for(*weight.shape)
         return (
             x.dim() == 2
-            and 0 < x.shape[0] <= MOST_ROWS
+            and x.shape[0] > 0
             and x.dtype in _HALVES
             and weight.dtype == x.dtype
             and x.stride(1) == weight.stride(1) == 1

@@ -14,6 +14,9 @@ class LinearTile:
     warps: int
 
 
+TALL_TILE = LinearTile(128, 64, 1, 4, 8)
+"""For 128 rows of x, with the splits that fewer rows have."""
+
 TILES: tuple[tuple[tuple[int, int], LinearTile], ...] = (
     ((10240, 5120), LinearTile(64, 128, 1, 4, 4)),
     ((5120, 8192), LinearTile(64, 128, 3, 4, 4)),

@@ -10,6 +10,8 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
+from ssd.runtime.device import shared_under_mps
+
 
 class Ops(Protocol):
     """One way to compute a layer's parts. Activations are [T, …] in the model's dtype."""
@@ -97,14 +99,18 @@ OPS = ("auto", "torch", "triton")
 
 def make_ops(name: str, device: torch.device, dtype: torch.dtype, *, early: bool = False) -> Ops:
     """Ops by name; "auto" is triton on a GPU that has it, except in float64, and torch elsewhere. ValueError for an
-    unknown name. early: Triton's kernels are launched while the one before still runs (compute capability 9)."""
+    unknown name, and for torch's products where they would be wrong. early: Triton's kernels are launched while the one
+    before still runs (compute capability 9)."""
     if name not in OPS:
         raise ValueError(f"ops {name!r} are not known; known: {', '.join(OPS)}")
     if name == "auto":
         found = importlib.util.find_spec("triton") is not None
         name = "triton" if device.type == "cuda" and dtype != torch.float64 and found else "torch"
+    wrong = dtype.itemsize == 2 and shared_under_mps(device)
     if name == "torch":
+        if wrong:
+            raise ValueError(f"ops 'torch' give wrong products in {dtype} under MPS: use 'triton', or float32")
         return TorchOps()
     # Only now: Triton is not installed everywhere.
-    ops: Ops = importlib.import_module("ssd.kernels.ops").TritonOps(device, early=early)
+    ops: Ops = importlib.import_module("ssd.kernels.ops").TritonOps(device, early=early, own_products=wrong)
     return ops

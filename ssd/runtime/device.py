@@ -1,5 +1,6 @@
 """Which device and which dtype a model runs in."""
 
+import importlib
 import os
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -95,6 +96,21 @@ def take_share(percent: int) -> None:
     To be called before anything touches CUDA, which reads it once. Without MPS it has no effect."""
     if percent:
         os.environ[MPS_SHARE] = str(percent)
+
+
+def shared_under_mps(device: torch.device) -> bool:
+    """Whether this process has the GPU through MPS.
+
+    With a part of the multiprocessors cuBLAS's products in 16 bits are wrong there: of 65 to 256 rows whole tiles are
+    never written, or parts of their sums left out (cuBLAS of CUDA 13.0 on an H200, at 60 and 85 %; docs/engine.md).
+    """
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return False
+    try:
+        # Its driver's bindings come with torch for CUDA alone.
+        return bool(importlib.import_module("ssd.kernels.cuda").mps_enabled(device))
+    except (ImportError, RuntimeError):
+        return MPS_SHARE in os.environ or "CUDA_MPS_PIPE_DIRECTORY" in os.environ
 
 
 def cpu_multiplies_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:

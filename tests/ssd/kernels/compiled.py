@@ -4,14 +4,15 @@ The interpreter accepts what the compiler does not, and knows nothing of registe
 """
 
 import sys
+from dataclasses import replace
 
 from triton import compile as triton_compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from ssd.kernels.attention import attend_tiles, merge_parts
-from ssd.kernels.linear import skinny_linear
-from ssd.kernels.tiles import TILES
+from ssd.kernels.linear import TALL_ROWS, skinny_linear
+from ssd.kernels.tiles import TALL_TILE, TILES, LinearTile
 
 SHARED_BYTES = 227 << 10
 TARGET = GPUTarget("cuda", 90, 32)
@@ -47,8 +48,8 @@ def check(kernel, warps: int, stages: int, **constants: object) -> None:
         sys.exit(f"{kernel.__name__} takes {shared} bytes of shared memory and has {spills} locals: {constants}")
 
 
-def check_linear(shape: tuple[int, int], **flags: object) -> None:
-    tile = dict(TILES)[shape]
+def check_linear(shape: tuple[int, int], height: int = 32, tile: LinearTile | None = None, **flags: object) -> None:
+    tile = tile or dict(TILES)[shape]
     plain = {"biased": False, "square_tiles": 0, "gated": False, "added": False}
     check(
         skinny_linear,
@@ -56,7 +57,7 @@ def check_linear(shape: tuple[int, int], **flags: object) -> None:
         tile.stages,
         outputs=shape[0],
         inputs=shape[1],
-        height=32,
+        height=height,
         tile_outputs=tile.outputs,
         tile_inputs=tile.inputs,
         splits=tile.splits,
@@ -91,5 +92,6 @@ if __name__ == "__main__":
     check_linear((10240, 5120), square_tiles=80, biased=True)
     check_linear((5120, 8192), added=True)
     check_linear((6144, 1024), square_tiles=16, gated=True)
+    check_linear((2048, 8192), TALL_ROWS, replace(TALL_TILE, splits=4))
     check_attention(branch=False)
     check_attention(branch=True)

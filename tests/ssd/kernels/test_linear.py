@@ -71,6 +71,21 @@ def test_what_the_kernel_is_not_for_goes_to_torch(device, x, weight):
     assert torch.equal(ops.linear(x, weight, None), torch.nn.functional.linear(x, weight))
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [65, 128, 129, 300])
+def test_many_rows_equal_torch_where_its_own_products_are_not_wanted(device, rows, bias):
+    generator = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, 320, generator=generator).bfloat16().to(device)
+    weight = (torch.randn(136, 320, generator=generator) / 320**0.5).bfloat16().to(device)
+    added = torch.randn(136, generator=generator).bfloat16().to(device) if bias else None
+    ops = TritonOps(device, own_products=True)
+    assert not ops.skinny(x, weight)
+    torch.testing.assert_close(
+        ops.linear(x, weight, added).float(), rounded_product(x, weight, added), rtol=1e-2, atol=1e-2
+    )
+    assert not ops.arrivals.any()
+
+
 @pytest.mark.parametrize("outputs", [64, 1000, 4096, 51200, 151936])
 @pytest.mark.parametrize("inputs", [64, 1024, 5120, 25600])
 def test_guessed_tiles_share_the_work_among_splits_that_all_have_some(outputs, inputs):
