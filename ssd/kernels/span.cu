@@ -531,6 +531,8 @@ span(const bf16* out, const bf16* up, const bf16* down, const bf16* next, const 
     const bool last = qkv == nullptr;
     const int warp = warp_id();
     if (threadIdx.x == 0) make_barriers(shared);
+    // All blocks are on the device once all have come here, so that what waits for them takes no room of theirs.
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     cluster_meets();
     if (warp >= MULTIPLIERS && warp < MULTIPLIERS + LOADERS) {
         // Weights are there before any kernel: they need not wait for the one before, which may still run.

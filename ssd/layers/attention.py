@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -70,6 +70,30 @@ class AttentionBackend(Protocol):
 
         A token sees the keys at positions up to its own; scores are scaled by 1 / sqrt(d).
         """
+        ...
+
+
+@dataclass(frozen=True)
+class Turning:
+    """What makes q and k of a product's results: cos | sin of each token [T, d], and the norms' weights [d], if q and k
+    are normalised per head."""
+
+    cos_sin: torch.Tensor
+    heads: int
+    kv_heads: int
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    eps: float
+
+
+@runtime_checkable
+class WholeBackend(Protocol):
+    """A backend that may turn, write to the cache and attend in one kernel."""
+
+    def turn_and_attend(
+        self, qkv: torch.Tensor, turning: Turning, cache_k: torch.Tensor, cache_v: torch.Tensor, ctx: AttentionContext
+    ) -> torch.Tensor | None:
+        """qkv [T, (Hq + 2 Hkv) d] → [T, Hq d]; None, and nothing done, for a step that it does not take so."""
         ...
 
 

@@ -12,7 +12,7 @@ import torch
 import triton
 
 from ssd.kernels.attention import attend_tiles, merge_parts, write_keys
-from ssd.layers.attention import AttentionContext
+from ssd.layers.attention import AttentionContext, Turning, WholeBackend
 from ssd.layers.attention_torch import TorchAttention
 
 _LOG2_E = 1.4426950408889634
@@ -72,14 +72,28 @@ class TritonAttention:
 
     early: launch kernels while the one before still runs (needs compute capability 9; every kernel between must be a
     normal launch or wait as these do). before_early: the kernels themselves are launched as usual, but let one that is
-    launched early behind them begin.
+    launched early behind them begin. small: takes the steps of few queries that it can.
     """
 
-    def __init__(self, *, deterministic: bool = False, early: bool = False, before_early: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        deterministic: bool = False,
+        early: bool = False,
+        before_early: bool = False,
+        small: WholeBackend | None = None,
+    ) -> None:
         self.deterministic = deterministic
         self.early = early
         self.lets_next = early or before_early
+        self.small = small
         self.reference = TorchAttention(deterministic=deterministic)
+
+    def turn_and_attend(
+        self, qkv: torch.Tensor, turning: Turning, cache_k: torch.Tensor, cache_v: torch.Tensor, ctx: AttentionContext
+    ) -> torch.Tensor | None:
+        """See ssd.layers.attention.WholeBackend."""
+        return None if self.small is None else self.small.turn_and_attend(qkv, turning, cache_k, cache_v, ctx)
 
     def attend(
         self,

@@ -3,11 +3,14 @@
 import importlib
 import importlib.util
 
+import structlog
 import torch
 
-from ssd.layers.attention import AttentionBackend
+from ssd.layers.attention import AttentionBackend, WholeBackend
 from ssd.layers.attention_torch import TorchAttention
 from ssd.runtime.device import can_launch_early
+
+log = structlog.get_logger()
 
 BACKENDS = ("auto", "torch", "triton", "flash_attn")
 
@@ -33,6 +36,7 @@ def attention_backend(
         deterministic=deterministic,
         early=early,
         before_early=can_launch_early(device),
+        small=None if deterministic else _small_attention(device),
     )
     if name == "triton":
         return own
@@ -41,6 +45,16 @@ def attention_backend(
     flash = importlib.import_module("ssd.layers.attention_flash")
     backend: AttentionBackend = flash.FlashAttention(flash.find_flash_kernel(), own)
     return backend
+
+
+def _small_attention(device: torch.device) -> WholeBackend | None:
+    try:
+        # What compiles it comes with torch for CUDA alone.
+        made: WholeBackend | None = importlib.import_module("ssd.kernels.attend").make_attention(device)
+    except ImportError as error:
+        log.info("no kernel of whole attention", reason=str(error))
+        return None
+    return made
 
 
 def _installed(package: str) -> bool:

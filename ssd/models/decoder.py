@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from ssd.layers.attention import Attention, AttentionContext
+from ssd.layers.attention import Attention, AttentionContext, Turning, WholeBackend
 from ssd.layers.build import Build
 from ssd.layers.embedding import VocabEmbedding
 from ssd.layers.fused import FusedOps, SpanningOps, Spans
@@ -79,13 +79,26 @@ class SelfAttention(nn.Module):
 
     def turned(self, qkv: torch.Tensor, cos_sin: torch.Tensor, ctx: AttentionContext | None = None) -> torch.Tensor:
         """`project` behind its product: qkv [T, (Hq + 2 Hkv) d]."""
+        turning, layer = self._turning(cos_sin), self.attend.layer
+        how = (turning.cos_sin, turning.heads, turning.kv_heads, turning.q_norm, turning.k_norm, turning.eps)
+        if ctx is None or self.writer is None:
+            return self.ops.turn(qkv, *how)
+        return self.writer.turn_and_write(qkv, *how, ctx.keys[layer], ctx.values[layer], ctx.slots)
+
+    def attended(self, qkv: torch.Tensor, cos_sin: torch.Tensor, ctx: AttentionContext) -> torch.Tensor:
+        """`turned` with the cache written and `attention` over it: [T, (Hq + 2 Hkv) d] → [T, Hq d], in one kernel where
+        the backend has it."""
+        if isinstance(ctx.backend, WholeBackend):
+            layer = self.attend.layer
+            whole = ctx.backend.turn_and_attend(qkv, self._turning(cos_sin), ctx.keys[layer], ctx.values[layer], ctx)
+            if whole is not None:
+                return whole
+        return self.attention(self.turned(qkv, cos_sin, ctx), ctx, written=True)
+
+    def _turning(self, cos_sin: torch.Tensor) -> Turning:
         q_norm = None if self.q_norm is None else self.q_norm.weight
         k_norm = None if self.k_norm is None else self.k_norm.weight
-        layer = self.attend.layer
-        turned = (cos_sin, self.heads, self.kv_heads, q_norm, k_norm, self.eps)
-        if ctx is None or self.writer is None:
-            return self.ops.turn(qkv, *turned)
-        return self.writer.turn_and_write(qkv, *turned, ctx.keys[layer], ctx.values[layer], ctx.slots)
+        return Turning(cos_sin, self.heads, self.kv_heads, q_norm, k_norm, self.eps)
 
     def attention(self, qkv: torch.Tensor, ctx: AttentionContext, *, written: bool) -> torch.Tensor:
         """[T, Hq + 2 Hkv, d] → [T, Hq d]. written: k and v are in the cache already."""

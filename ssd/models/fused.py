@@ -28,8 +28,7 @@ def fused_layers(
         if stream is not None:
             product = layer.self_attn.qkv_proj
             qkv = ops.scaled_linear(stream, product.weight, product.bias, layer.input_layernorm.eps)
-        turned = layer.self_attn.turned(qkv, cos_sin, ctx)
-        attended = layer.self_attn.attention(turned, ctx, written=True)
+        attended = layer.self_attn.attended(qkv, cos_sin, ctx)
         stream = _rest(layer, ops, attended, x if stream is None else stream.total, following)
     return model.norm(x if stream is None else stream.total)
 
@@ -53,8 +52,7 @@ def spanned_layers(
     spans.begin()
     total, qkv = x, layers[0].self_attn.qkv_proj(layers[0].input_layernorm(x))
     for number, layer in enumerate(layers):
-        turned = layer.self_attn.turned(qkv, cos_sin, ctx)
-        total, following = spans.run(number, layer.self_attn.attention(turned, ctx, written=True), total)
+        total, following = spans.run(number, layer.self_attn.attended(qkv, cos_sin, ctx), total)
         qkv = qkv if following is None else following
     return model.norm(total)
 
