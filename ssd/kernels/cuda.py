@@ -37,10 +37,7 @@ class CudaKernel:
 
     def clusters_at_once(self, cluster: int, grid: int, threads: int, shared: int) -> int:
         """How many clusters of so many blocks are on the device together, by its own count."""
-        config, attribute = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
-        config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-        config.sharedMemBytes = shared
+        config, attribute = _launch_shape(grid, threads, shared), driver.CUlaunchAttribute()
         attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
         attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = cluster, 1, 1
         config.attrs, config.numAttrs = [attribute], 1
@@ -51,10 +48,7 @@ class CudaKernel:
         self, grid: int, threads: int, shared: int, arguments: Sequence[Argument], *, early: bool = False
     ) -> None:
         """On the current stream; a capture takes it in. early: also while the kernel before still runs."""
-        config, attribute = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
-        config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-        config.sharedMemBytes = shared
+        config, attribute = _launch_shape(grid, threads, shared), driver.CUlaunchAttribute()
         config.hStream = driver.CUstream(torch.cuda.current_stream(self.device).cuda_stream)
         if early:
             attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -62,6 +56,14 @@ class CudaKernel:
             config.attrs, config.numAttrs = [attribute], 1
         values, kinds = zip(*map(_as_c, arguments), strict=True)
         checked(driver.cuLaunchKernelEx(config, self._function, (values, kinds), 0))
+
+
+def _launch_shape(grid: int, threads: int, shared: int) -> Any:
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.sharedMemBytes = shared
+    return config
 
 
 def mps_enabled(device: torch.device) -> bool:

@@ -109,7 +109,9 @@ def make_ops(name: str, device: torch.device, dtype: torch.dtype, *, early: bool
     wrong = dtype.itemsize == 2 and shared_under_mps(device)
     if name == "torch":
         if wrong:
-            raise ValueError(f"ops 'torch' give wrong products in {dtype} under MPS: use 'triton', or float32")
+            raise ValueError(
+                f"torch's ops, also compiled, give wrong products in {dtype} under MPS: take Triton's or float32"
+            )
         return TorchOps()
     # Only now: Triton is not installed everywhere.
     ops: Ops = importlib.import_module("ssd.kernels.ops").TritonOps(device, early=early, own_products=wrong)
