@@ -14,6 +14,7 @@ the present one's. Methods take in what happened; `flush` gives what is to be sa
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from google.rpc import code_pb2
@@ -86,6 +87,9 @@ class Coordinator:
         if sequence in self._live:
             raise ValueError(f"sequence {sequence} is open already")
         live = self._live[sequence] = Live(sequence, plan)
+        if plan.governed:
+            self.governing.begin(live)
+            live.fallback = live.wanted_fallback
         self._places.find_drafts(live)
         for link in live.links:
             link.answered = True  # it reads the prompt while the target does
@@ -106,14 +110,17 @@ class Coordinator:
         self._changed.clear()
         return self._places.take()
 
-    def govern(self) -> bool:
-        """Decide how sequences in mode AUTO go on. It may take milliseconds, and so comes after a flush: nobody who
-        learns of an outcome should wait for it. Whether something is to be sent now."""
-        undecided, self._undecided = self._undecided, {}
-        for sequence, live in undecided.items():
-            if sequence in self._live:
+    def govern(self, enough: Callable[[], bool] = lambda: False) -> bool:
+        """Decide how sequences in mode AUTO go on, until it is `enough` for now: a decision may take milliseconds. So
+        this comes after a flush, as nobody who learns of an outcome should wait for it. Whether something is to be sent
+        now."""
+        decided = False
+        while self._undecided and not (decided and enough()):
+            live = self._undecided.pop(next(iter(self._undecided)))
+            if live.sequence in self._live:
                 self._rounds.govern(live)
-        return bool(undecided)
+            decided = True
+        return decided
 
     # Connections
 

@@ -8,7 +8,7 @@ for alike, as are all drafts.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from protos.ssd.v1 import admin_pb2, draft_pb2, target_pb2, types_pb2
@@ -63,6 +63,7 @@ class Governing:
     _ngram: DecayingRate = field(default_factory=lambda: DecayingRate(_NGRAM[0]))
     _governors: dict[Limits, Governor] = field(default_factory=dict)
     _decided: dict[int, Decision] = field(default_factory=dict)
+    _common: dict[Limits, Decision] = field(default_factory=dict)  # the last one that was no trial
     _steady: Counter[int] = field(default_factory=Counter)  # rounds of a sequence since its last decision
     _rtt: dict[object, float] = field(default_factory=dict)  # seconds, by peer
     _governed: set[int] = field(default_factory=set)
@@ -120,6 +121,13 @@ class Governing:
 
     # What is decided
 
+    def begin(self, live: Live) -> None:
+        """A sequence in mode AUTO begins, as others of its kind were last decided about."""
+        common = self._common.get(_limits(live))
+        if common is not None:
+            reason = f"{common.reason}; of others, until this one is looked at"
+            self._adopt(live, replace(common, reason=reason), None)
+
     def decide(self, live: Live, rows: tuple[int, int]) -> None:
         """Decide how the next round of a sequence runs, and note in `live` what its peers have to hear.
 
@@ -140,6 +148,10 @@ class Governing:
             if decision is not before:
                 self._reviews = max(0.0, self._reviews - 1.0)
                 self._adopt(live, decision, before)
+                if not decision.probe:
+                    self._common[_limits(live)] = decision
+        else:
+            self.begin(live)
         self._see_tables(live)
 
     def _adopt(self, live: Live, decision: Decision, before: Decision | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,6 +31,8 @@ from ssd.tensor_plane.choice import ability_of
 from ssd.tokenizer import Tokenizer
 
 # A target names the fields of its own messages; clients know them by these paths.
+GOVERN_S = 0.001
+"""Decisions of mode AUTO that may hold up the event loop at a time; a single one may take longer."""
 _PUBLIC_FIELDS = {"max_tokens": "stop.max_tokens", "min_tokens": "stop.min_tokens", "stop_ids": "stop.token_ids"}
 
 log = structlog.get_logger()
@@ -253,7 +256,13 @@ class Hub:
             if self._hop_began:
                 self._tracer.span("hops", f"to {peer.role.name}", self._hop_began, self._tracer.now())
         self._hop_began = 0.0
-        if self.coordinator.govern():
+        # In the next turn of the loop: what was just sent is only on its way when this one is over.
+        asyncio.get_running_loop().call_soon(self._govern)
+
+    def _govern(self) -> None:
+        """Decide for a moment, and go on in a later turn: messages come and go meanwhile."""
+        until = time.monotonic() + GOVERN_S
+        if self.coordinator.govern(lambda: time.monotonic() >= until):
             self._flush_soon()
 
     def _await_targets(self) -> None:

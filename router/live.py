@@ -137,7 +137,7 @@ class Live:
             prompt_len=len(self.plan.prompt),
             sampling=self.plan.sampling,
             limits=self.plan.limits,
-            mode=self.plan.mode,
+            mode=self.plan.mode if self.anticipates else types_pb2.MODE_SD,
             k=min(self.plan.k, link.max_k),
             fan_out=self.plan.fan_out,
             verification=self.plan.verification,

@@ -18,6 +18,7 @@ KNEES = (64, 256)
 _OUTLIER = 4.0
 _RUN_OF_CHANGE = 5
 _UNJUDGED = 4.0
+_ABSURD = 30.0  # relative deviation of a first step
 _LEAST_SCALE = 0.02
 
 # (Noise of one step / likely error of the prior)^2, both relative: a prior may well be wrong by its own size.
@@ -106,9 +107,12 @@ class StepTimeFit:
     def _believable(self, deviation: float) -> float:
         """The relative deviation of a step from the fit, cut to what is not an outlier; a run of outliers is a change.
 
-        The very first steps are taken as they are: the prior may be wrong by any factor.
+        The very first steps are taken as they are, as the prior may well be wrong, but for a single one that is absurd:
+        kernels may have been compiled in it.
         """
-        if self._observed < _UNJUDGED:
+        early = self._observed < _UNJUDGED
+        if early and deviation < _ABSURD:
+            self._run = 0
             self._scale = max(_LEAST_SCALE, min(abs(deviation), 0.1))
             return deviation
         limit = min(_OUTLIER * self._scale, 0.9)
@@ -119,7 +123,7 @@ class StepTimeFit:
         side = 1 if deviation > 0 else -1
         self._run = self._run + side if self._run * side > 0 else side
         self._scale *= 1.1
-        if abs(self._run) < _RUN_OF_CHANGE:
+        if abs(self._run) < (2 if early else _RUN_OF_CHANGE):
             return side * limit
         self._run = 0
         self._forget()

@@ -185,10 +185,45 @@ def test_without_a_draft_auto_decodes_plainly():
 def test_many_sequences_take_turns_at_being_looked_at():
     script = Script(rows=30)
     script.round()
-    decided = sum(script.coordinator.governing.decision(sequence) is not None for sequence in range(1, 31))
-    assert decided == REVIEWS_SAVED
+    governing = script.coordinator.governing
+    assert sum(looked_at(governing, sequence) for sequence in range(1, 31)) == REVIEWS_SAVED
     script.run(110)
-    assert all(script.coordinator.governing.decision(sequence) is not None for sequence in range(1, 31))
+    assert all(looked_at(governing, sequence) for sequence in range(1, 31))
+
+
+def looked_at(governing, sequence):
+    """Whether a sequence has a decision of its own."""
+    decision = governing.decision(sequence)
+    return decision is not None and "of others" not in decision.reason
+
+
+def test_a_new_sequence_begins_as_others_of_its_kind_run():
+    """Else each would have tables made, for a round or for as long as it waits for its turn."""
+    script = Script(draft_ms=500.0)
+    script.run(150)
+    while script.plans[1].mode != AR:
+        script.round()
+    coordinator, governing = script.coordinator, script.coordinator.governing
+    coordinator.flush()
+    coordinator.open(2, plan(AUTO, max_tokens=1000, k=6, max_budget=24))
+    assert governing.decision(2).mode in (AR, SD) and not looked_at(governing, 2)
+    sent = coordinator.flush()
+    assert sent["D"].opens[0].mode == SD, "no tables"
+    assert not sent["T"].opens[0].drafting
+    coordinator.open(3, plan(AUTO, max_tokens=1000, k=7))
+    assert governing.decision(3) is None, "it may do more than the others"
+    assert coordinator.flush()["D"].opens[0].mode == AUTO
+
+
+def test_decisions_leave_room_for_messages():
+    script = Script(rows=8)
+    coordinator = script.coordinator
+    coordinator.on_target("T", said(*(outcome(3, [5], sequence=n) for n in range(1, 9))))
+    coordinator.flush()
+    turns = 0
+    while coordinator.govern(lambda: True):
+        turns += 1
+    assert turns == 8
 
 
 def test_the_way_of_messages_counts():

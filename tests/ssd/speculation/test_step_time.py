@@ -57,6 +57,18 @@ def test_pauses_do_not_move_the_fit():
     assert fit.model(8, 40) == pytest.approx(before, rel=0.05)
 
 
+def test_one_absurd_first_step_is_not_believed_and_several_are():
+    """In a process that has just begun, kernels may be compiled in the middle of a step."""
+    fit = StepTimeFit(PRIOR)
+    fit.observe(8, 40, 100 * TRUE(8, 40))
+    learnt(TRUE, mixed_steps(20), fit=fit)
+    assert fit.model(8, 40) == pytest.approx(TRUE(8, 40), rel=0.1)
+    slow = StepTimeFit(PRIOR)
+    for _ in range(20):
+        slow.observe(8, 40, 100 * TRUE(8, 40))
+    assert slow.model(8, 40) == pytest.approx(100 * TRUE(8, 40), rel=0.15)
+
+
 @pytest.mark.parametrize("factor", [0.1, 0.5, 3.0, 10.0])
 def test_a_lasting_change_is_believed(factor):
     fit = learnt(TRUE, mixed_steps(200))
