@@ -9,13 +9,15 @@ import torch
 
 from ssd.kernels.cuda import CudaError, CudaKernel
 from ssd.layers.attention import AttentionContext, Turning
-from ssd.runtime.device import can_launch_early, shared_under_mps
+from ssd.runtime.device import can_launch_early
 
 SOURCE = Path(__file__).with_name("attend.cu")
 TALLS = (16, 32, 64, 128)
 """Rows of (tokens x heads that share a key head) that the variants hold."""
-MOST_ROWS, MOST_KEYS = 8, 2560
-"""Where it was measured to be faster than kernels that spread a row's keys over more programs."""
+MOST_KEYS = 2560
+"""Slots of a block table up to which it was measured to be faster than kernels that spread keys over more programs.
+With several rows it is faster by itself, but not within a step."""
+SPLITS = 8
 STEP = 64
 _LOG2_E = 1.4426950408889634
 
@@ -32,8 +34,8 @@ class AttendVariant:
     kv_heads: int
     tall: int
     normed: bool
-    splits: int
     block_size: int
+    splits: int = SPLITS
 
     @property
     def warps(self) -> tuple[int, int]:
@@ -77,43 +79,17 @@ class CudaAttention:
     def turn_and_attend(
         self, qkv: torch.Tensor, turning: Turning, cache_k: torch.Tensor, cache_v: torch.Tensor, ctx: AttentionContext
     ) -> torch.Tensor | None:
-        """See ssd.layers.attention.WholeBackend; None for a step that is not one of few queries in bfloat16."""
-        variant = variant_for(qkv, turning, ctx)
-        kernel = None if variant is None else self._kernel(variant)
+        """See ssd.layers.attention.WholeBackend; None for a step that is not one of few queries in bfloat16, or that
+        other kernels are faster for."""
+        rows, width = ctx.block_tables.shape
+        variant = None if rows > 1 or width * ctx.block_size > MOST_KEYS else variant_for(qkv, turning, ctx)
+        kernel = None if variant is None else self.kernel(variant)
         if variant is None or kernel is None:
             return None
-        tokens, rows = qkv.shape[0], ctx.block_tables.shape[0]
-        out = torch.empty((tokens, variant.heads * variant.dim), dtype=qkv.dtype, device=qkv.device)
-        kernel.launch(
-            rows * variant.kv_heads * variant.splits,
-            variant.threads,
-            variant.shared_bytes,
-            (
-                qkv,
-                turning.cos_sin,
-                turning.q_norm,
-                turning.k_norm,
-                cache_k,
-                cache_v,
-                out,
-                ctx.slots,
-                ctx.query_starts,
-                ctx.context_lens,
-                ctx.block_tables,
-                qkv.stride(0),
-                cache_k.stride(0),
-                ctx.block_tables.stride(0),
-                tokens,
-                rows,
-                float(turning.eps),
-                variant.dim**-0.5 * _LOG2_E,
-            ),
-            # What the kernel before writes is read behind its end, and everything else is older than that kernel.
-            early=True,
-        )
-        return out
+        return run(kernel, variant, qkv, turning, cache_k, cache_v, ctx)
 
-    def _kernel(self, variant: AttendVariant) -> CudaKernel | None:
+    def kernel(self, variant: AttendVariant) -> CudaKernel | None:
+        """Compiled when it is first asked for; None where it cannot run."""
         if variant not in self._kernels:
             self._kernels[variant] = self._compiled(variant)
         return self._kernels[variant]
@@ -130,26 +106,63 @@ class CudaAttention:
         return kernel
 
 
-def variant_for(qkv: torch.Tensor, turning: Turning, ctx: AttentionContext) -> AttendVariant | None:
-    """The variant for a step; None where there is none, or where it would be slower."""
+def run(
+    kernel: CudaKernel,
+    variant: AttendVariant,
+    qkv: torch.Tensor,
+    turning: Turning,
+    cache_k: torch.Tensor,
+    cache_v: torch.Tensor,
+    ctx: AttentionContext,
+) -> torch.Tensor:
+    """qkv [T, (Hq + 2 Hkv) d] → [T, Hq d], for any number of rows."""
+    tokens, rows = qkv.shape[0], ctx.block_tables.shape[0]
+    out = torch.empty((tokens, variant.heads * variant.dim), dtype=qkv.dtype, device=qkv.device)
+    kernel.launch(
+        rows * variant.kv_heads * variant.splits,
+        variant.threads,
+        variant.shared_bytes,
+        (
+            qkv,
+            turning.cos_sin,
+            turning.q_norm,
+            turning.k_norm,
+            cache_k,
+            cache_v,
+            out,
+            ctx.slots,
+            ctx.query_starts,
+            ctx.context_lens,
+            ctx.block_tables,
+            qkv.stride(0),
+            cache_k.stride(0),
+            ctx.block_tables.stride(0),
+            tokens,
+            rows,
+            float(turning.eps),
+            variant.dim**-0.5 * _LOG2_E,
+        ),
+        # What the kernel before writes is read behind its end, and everything else is older than that kernel.
+        early=True,
+    )
+    return out
+
+
+def variant_for(
+    qkv: torch.Tensor, turning: Turning, ctx: AttentionContext, splits: int = SPLITS
+) -> AttendVariant | None:
+    """The variant for a step; None where there is none."""
     heads, kv_heads = turning.heads, turning.kv_heads
     dim, fold = qkv.shape[1] // (heads + 2 * kv_heads), heads // kv_heads
-    rows, width = ctx.block_tables.shape
     most = max(ctx.query_lens) if ctx.most_queries is None else ctx.most_queries
     if qkv.dtype != torch.bfloat16 or dim not in (64, 128) or qkv.stride(0) % 8:
         return None
     if ctx.branches is not None or most * fold > TALLS[-1]:
         return None
-    if rows > MOST_ROWS or width * ctx.block_size > MOST_KEYS:
-        return None
     tall = next(height for height in TALLS if most * fold <= height)
-    # Of clusters of eight blocks, each of most of a multiprocessor's memory, the device holds few.
-    splits = 8 if rows == 1 else 4 if rows <= 3 else 2
-    return AttendVariant(dim, heads, kv_heads, tall, turning.q_norm is not None, splits, ctx.block_size)
+    return AttendVariant(dim, heads, kv_heads, tall, turning.q_norm is not None, ctx.block_size, splits)
 
 
 def make_attention(device: torch.device) -> CudaAttention | None:
-    """For a GPU of compute capability 9 or more; None for others, and under MPS."""
-    if shared_under_mps(device):
-        return None
+    """For a GPU of compute capability 9 or more; None for others."""
     return CudaAttention(device) if can_launch_early(device) else None

@@ -12,7 +12,17 @@ from ssd.layers.ops import TorchOps
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings, which torch for CUDA brings, is not installed")
 
-from ssd.kernels.attend import MOST_KEYS, MOST_ROWS, SOURCE, TALLS, AttendVariant, make_attention, variant_for
+from ssd.kernels.attend import (
+    MOST_KEYS,
+    SOURCE,
+    SPLITS,
+    TALLS,
+    AttendVariant,
+    CudaAttention,
+    make_attention,
+    run,
+    variant_for,
+)
 from ssd.kernels.cuda import CudaError, compile_source
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device on this machine")
@@ -37,7 +47,7 @@ def variants():
         for tall in TALLS:
             for splits in (8, 4, 2):
                 if tall >= heads.query // heads.kv:
-                    yield AttendVariant(heads.dim, heads.query, heads.kv, tall, heads.dim == 128, splits, 16)
+                    yield AttendVariant(heads.dim, heads.query, heads.kv, tall, heads.dim == 128, 16, splits)
 
 
 @pytest.mark.parametrize("variant", list(variants()), ids=str)
@@ -93,20 +103,33 @@ def test_the_variant_follows_from_the_step():
     assert variant_of(case, heads, most_queries=9).tall == 32
     assert variant_of(case, heads, most_queries=65) is None
     assert variant_of(branch_case(small(heads), [[(100, 1)]]), heads) is None
-    assert variant_of(sequence_case(small(heads), [(1, MOST_KEYS)]), heads) is None
-    assert variant_of(sequence_case(small(heads), [(1, 3)] * (MOST_ROWS + 1)), heads) is None
     assert variant_of(sequence_case(small(heads, torch.float32), [(1, 3)]), heads) is None
     assert variant_of(sequence_case(small(Heads(4, 4, 80)), [(1, 3)]), Heads(4, 4, 80)) is None
 
 
-def assert_equals_the_separate_kernels(case, heads, normed, **changes):
-    """Turned and rounded as separate kernels do it, then attention in float64."""
+def test_many_rows_and_many_keys_go_to_others():
+    whole = CudaAttention(torch.device("cuda"))
+    for rows in ([(1, MOST_KEYS)], [(1, 3), (1, 3)]):
+        case = sequence_case(small(HEADS[0]), rows)
+        turning = turning_of(case, HEADS[0], False)
+        assert whole.turn_and_attend(packed(case), turning, case.cache_k, case.cache_v, case.ctx) is None
+
+
+def attended(qkv, turning, cache_k, cache_v, ctx):
+    """What the kernel gives, also where it would not be chosen."""
     whole = make_attention(torch.device("cuda"))
     if whole is None:
         pytest.skip("this device has no kernel of whole attention")
+    rows = len(ctx.context_lens)
+    variant = variant_for(qkv, turning, ctx, SPLITS if rows == 1 else 4 if rows <= 3 else 2)
+    return run(whole.kernel(variant), variant, qkv, turning, cache_k, cache_v, ctx)
+
+
+def assert_equals_the_separate_kernels(case, heads, normed, **changes):
+    """Turned and rounded as separate kernels do it, then attention in float64."""
     qkv, turning, ctx = packed(case), turning_of(case, heads, normed), replace(case.ctx, **changes)
     cache_k, cache_v = case.cache_k.clone(), case.cache_v.clone()
-    result = whole.turn_and_attend(qkv, turning, cache_k, cache_v, ctx)
+    result = attended(qkv, turning, cache_k, cache_v, ctx)
     how = (turning.cos_sin, heads.query, heads.kv, turning.q_norm, turning.k_norm, EPS)
     q, k, v = TorchOps().turn(qkv, *how).split([heads.query, heads.kv, heads.kv], dim=1)
     keys, values = case.cache_k.double(), case.cache_v.double()
@@ -116,7 +139,7 @@ def assert_equals_the_separate_kernels(case, heads, normed, **changes):
     expected = TorchAttention().attend(
         q[:tokens].double(), k[:tokens].double(), v[:tokens].double(), keys, values, reference
     )
-    assert result is not None and result.isfinite().all()
+    assert result.isfinite().all()
     assert (result[:tokens].double() - expected.flatten(1)).abs().max() < 1e-2 * expected.abs().max()
     assert not result[tokens:].any()
     assert torch.equal(cache_v.double(), values)
@@ -157,11 +180,6 @@ def test_rows_equal_the_separate_kernels(heads, rows, normed):
 def test_every_run_gives_the_same_bits():
     heads = HEADS[2]
     case = sequence_case(small(heads, device="cuda"), [(7, 2000)])
-    whole, turning = make_attention(torch.device("cuda")), turning_of(case, heads, True)
-    if whole is None:
-        pytest.skip("this device has no kernel of whole attention")
-    runs = [
-        whole.turn_and_attend(packed(case), turning, case.cache_k.clone(), case.cache_v.clone(), case.ctx)
-        for _ in range(20)
-    ]
+    turning = turning_of(case, heads, True)
+    runs = [attended(packed(case), turning, case.cache_k.clone(), case.cache_v.clone(), case.ctx) for _ in range(20)]
     assert all(torch.equal(one, runs[0]) for one in runs)

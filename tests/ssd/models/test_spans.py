@@ -22,6 +22,22 @@ class ReadingAttention(TorchAttention):
         return self.attend(q, cache_k[slots], cache_v[slots], cache_k, cache_v, ctx)
 
 
+class WholeAttention(ReadingAttention):
+    """Turns, writes and attends at once, for steps of one token."""
+
+    def __init__(self):
+        super().__init__()
+        self.taken = 0
+
+    def turn_and_attend(self, qkv, turning, cache_k, cache_v, ctx):
+        if len(qkv) > 1:
+            return None
+        self.taken += 1
+        sizes = [turning.heads, turning.kv_heads, turning.kv_heads]
+        turned = TorchOps().turn(qkv, turning.cos_sin, *sizes[:2], turning.q_norm, turning.k_norm, turning.eps)
+        return self.attend(*turned.split(sizes, dim=1), cache_k, cache_v, ctx).flatten(1)
+
+
 class TorchSpans:
     most_rows = 5
 
@@ -93,3 +109,6 @@ def test_spans_give_what_layers_give(tmp_path, family, monkeypatch):
     assert torch.allclose(logits(spanned, ReadingAttention(), [0, 6, 8, 9]), expected, rtol=1e-9, atol=1e-9)
     assert ops.made.begun == 2
     assert ops.made.ran == list(range(plain.config.layers))
+    whole = WholeAttention()
+    assert torch.allclose(logits(spanned, whole, [0, 6, 8, 9]), expected, rtol=1e-9, atol=1e-9)
+    assert whole.taken == plain.config.layers
