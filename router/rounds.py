@@ -12,7 +12,7 @@ from router.planes import Planes
 from router.predictions import ANY_ID, Predictions
 from router.totals import Tally
 from ssd.proto_convert import proposal, proposal_message
-from ssd.speculation.proposal import Proposal, rebase
+from ssd.speculation.proposal import Proposal, Source, rebase
 
 # Bytes of one prediction. 64 branches of 16 tokens with laws of 64 pairs each are a quarter of it; unpacking what is
 # much larger would hold up every other sequence.
@@ -88,6 +88,10 @@ class Rounds:
         if made is None:
             self._stale["proposal stale"] += 1
             return
+        if message.base_len < live.length and live.need_proposal:
+            # Another one is asked for; this is for a step that begins before that comes.
+            self._places.forward_proposal(live, message)
+            return
         self._predictions.add_proposal(live.sequence, made)
         self._places.forward_proposal(live, proposal_message(live.sequence, made))
         if not live.next_depth:
@@ -107,6 +111,8 @@ class Rounds:
             live.in_flight = live.looked_up(live.next_depth)
         elif not live.next_depth or live.needs_in_flight:
             found = self._predictions.next(live)
+            if found is not None and live.asks_after_miss and not live.next_depth and found.base_len < live.length:
+                found = found if found.source is not Source.PROPOSAL else None  # another one is asked for
             if found is not None and not self._planes.carries(found.laws, live.target):
                 self._stale["laws lost"] += 1
                 found = None

@@ -257,6 +257,8 @@ class TargetEngine:
     def _anticipated(self, round_: Round) -> bool:
         """Put the proposal in flight that the replica has for the outcome; False on a miss."""
         found = self._look_up(round_.sequence)
+        if found is not None and round_.sequence.came_late(found) and round_.sequence.waits:
+            return False
         if found is not None and round_.sequence.terms.anticipates:
             round_.outcome.hit = True
             # A table of an earlier round ranks other candidates.
@@ -277,8 +279,9 @@ class TargetEngine:
 
     def _report(self, round_: Round, timing: target_pb2.StepTiming | None) -> None:
         sequence, outcome = round_.sequence, round_.outcome
-        outcome.next_depth = len(sequence.proposal.ids)
-        outcome.next_source = source_of(sequence.proposal)
+        if not sequence.patience.waiting:
+            outcome.next_depth = len(sequence.proposal.ids)
+            outcome.next_source = source_of(sequence.proposal)
         mail = self._mail.to(sequence.stream)
         mail.outcomes.append(outcome)
         if timing is not None:
@@ -332,11 +335,15 @@ class TargetEngine:
         found = self._laws.opened(sequence, found) if found is not None else None
         if found is None:
             return None
-        if sequence.proposal.ids:
+        made = Proposal(sequence.length, found.ids, found.laws, found.source)
+        if sequence.patience.waiting and sequence.came_late(found):
+            sequence.hold(made, found.base_len)
+        elif sequence.proposal.ids and not sequence.patience.waiting:
             sequence.deepen(Continuation(found.ids, found.laws))
         else:
-            sequence.propose(Proposal(sequence.length, found.ids, found.laws, found.source))
-            sequence.patience.answered()
+            sequence.propose(made, found.base_len)
+            if not sequence.came_late(found):
+                sequence.patience.answered()
         return found
 
     # Beginning and end

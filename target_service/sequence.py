@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from protos.ssd.v1 import types_pb2
 from ssd.runtime.blocks import BlockPool, BlockTable
+from ssd.speculation.cache import Found
 from ssd.speculation.finish import StopRules
 from ssd.speculation.proposal import Continuation, Proposal, Source
 from ssd.speculation.sampling import DrawRow, SamplingParams, TokenHistory, block_rows
@@ -50,6 +51,8 @@ class LiveSequence:
     fallback: Fallback
     computed: int = 0  # tokens whose KV is in the table
     proposal: Proposal = NO_PROPOSAL  # to be verified next, after the last of ids
+    proposal_from: int = -1  # base of the answer that the proposal was taken from
+    verified_from: int = -1  # of the one that the last step verified
     cached_tokens: int | None = None  # prompt tokens found in the prefix index when it first ran; None = has not run
     rounds: int = 0
     last_step: int = 0
@@ -90,6 +93,11 @@ class LiveSequence:
             return 0
         return max(0, min(self.terms.k, self.terms.rules.limit - self.generated - 1))
 
+    @property
+    def waits(self) -> bool:
+        """Whether the row would wait for a just-in-time proposal."""
+        return self.drafting and self.fallback.waits and not self.patience.exhausted
+
     def draw_rows(self, proposal: Sequence[int]) -> list[DrawRow]:
         """One row for each token drawn when `proposal` is verified."""
         return block_rows(self.terms.params, self.history, proposal, self.terms.rules)
@@ -124,15 +132,27 @@ class LiveSequence:
         if not (drafting and self.fallback.waits):
             self.patience.end()
 
-    def propose(self, proposal: Proposal) -> None:
-        """Verify this next, as far as it is wanted."""
-        self.proposal = proposal.cut(self.appetite)
+    def propose(self, proposal: Proposal, base_len: int = -1) -> None:
+        """Verify this next, as far as it is wanted; base_len: of the answer that it was taken from."""
+        self.hold(proposal, base_len)
         self.patience.end()
+
+    def hold(self, proposal: Proposal, base_len: int) -> None:
+        """Verify this if a step begins, but begin none for it."""
+        self.proposal, self.proposal_from = proposal.cut(self.appetite), base_len
+
+    def came_late(self, found: Found) -> bool:
+        """Whether this is what is left of a just-in-time proposal that came while the row rode along without it.
+
+        It begins no step where a new one is worth waiting for: else rows that rode along would go on taking turns with
+        those that did not, each in a step that the other half has no proposal for.
+        """
+        late = found.source is Source.PROPOSAL and found.base_len < self.length
+        return late and found.base_len != self.verified_from
 
     def fall_back(self, *, busy: bool) -> None:
         """After a miss: look the text up, or begin to wait. busy: another row runs in any case."""
-        count = self.appetite
-        draft = self.drafting and self.fallback.waits and not self.patience.exhausted
+        count, draft = self.appetite, self.waits
         found = self.fallback.look_up(self.ids, count, draft=draft, busy=busy) if count else None
         if found is not None:
             self.propose(found)
@@ -158,7 +178,7 @@ class LiveSequence:
         self.ids.extend(emitted)
         self.history.extend(emitted)
         self.computed = computed
-        self.proposal = NO_PROPOSAL
+        self.proposal, self.verified_from, self.proposal_from = NO_PROPOSAL, self.proposal_from, -1
         pool.publish(self.table, self.ids, computed)
         # Blocks that only refused tokens reached are of more use to others.
         self.table.trim(self.length)

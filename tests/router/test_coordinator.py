@@ -113,13 +113,25 @@ def test_what_the_router_has_and_the_target_missed_is_sent_again_as_a_proposal(b
 
 def test_proposals_are_rebased_or_dropped(both):
     opened(both)
-    both.on_target("T", said(outcome(3, [7])))
+    both.on_target("T", said(outcome(3, [7], next_depth=2, next_source=types_pb2.PROPOSAL_SOURCE_TABLE)))
     both.flush()
     both.on_draft("D", drafted(proposals=[made(3, [7, 8, 9])]))
     assert list(both.flush()["T"].proposals) == [made(4, [8, 9])]
     both.on_draft("D", drafted(proposals=[made(3, [6, 8]), made(3, [7]), made(9, [1]), made(2, [3, 7, 8])]))
     assert both.flush() == {}
     assert both.stale == {"proposal stale": 2, "proposal ahead": 2}
+
+
+def test_what_is_left_of_a_late_proposal_does_not_stand_for_the_one_that_is_asked_for(both):
+    opened(both)
+    both.on_target("T", said(outcome(3, [7])))
+    assert both.flush()["D"].advances[0].need_proposal
+    both.on_draft("D", drafted(proposals=[made(3, [7, 8, 9])]))
+    assert list(both.flush()["T"].proposals) == [made(3, [7, 8, 9])], "the target sees how old it is"
+    assert both.of(1).need_proposal and not both.of(1).next_depth
+    both.on_target("T", said(outcome(4, [8, 9, 5], proposed=2, accepted=2)))
+    (advance,) = both.flush()["D"].advances
+    assert advance.need_proposal
 
 
 def test_an_empty_proposal_passes_only_for_the_present_base(both):

@@ -64,6 +64,38 @@ def test_a_waiting_row_rides_along_with_any_other_and_takes_part_again_by_rebase
     assert (outcomes[1].proposed, list(outcomes[1].ids)) == (3, truth[2:6])
 
 
+def test_rows_that_fell_out_of_step_wait_for_each_other_again():
+    """What is left of an answer that came late begins no step while a new one is on its way; it is used in one that
+    somebody else begins."""
+    rig = Rig(wait_s=WAIT_S)
+    one, two = opening(1, PROMPT, mode=SD, max_tokens=30), opening(2, [9, 9], mode=SD, max_tokens=30)
+    rig.open(one, two)
+    rig.step()
+    first, second = plain_ids(one), plain_ids(two)
+    rig.propose(1, N + 1, first[1:3])
+    outcomes = {outcome.sequence: outcome for outcome in rig.step()}
+    assert (outcomes[1].proposed, outcomes[2].proposed) == (2, 0)  # the second rode along
+    rig.propose(2, 3, second[1:5])
+    assert rig.step() == []
+    one_at, two_at = N + 4, 4
+    rig.propose(1, one_at, first[4:6])
+    outcomes = {outcome.sequence: outcome for outcome in rig.step()}
+    assert (outcomes[1].proposed, outcomes[2].proposed) == (2, 3)
+    assert outcomes[2].next_depth == 0
+    assert list(outcomes[2].ids) == second[two_at - 2 : two_at + 2]
+
+
+def test_a_late_answer_is_used_where_the_draft_is_not_waited_for():
+    rig, truth = begun(mode=SD, max_tokens=30)
+    for _ in range(3):
+        assert rig.step() == []
+        assert len(rig.step(WAIT_S)) == 1
+    done = len(rig.ids(1))
+    rig.propose(1, N + done - 1, truth[done - 1 : done + 3])
+    (outcome,) = rig.step()
+    assert outcome.proposed == 3
+
+
 def test_two_waiting_rows_wait_for_each_other_no_longer_than_for_the_first_answer():
     rig = Rig(wait_s=WAIT_S)
     one, two = opening(1, PROMPT), opening(2, [9, 9])
